@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from convert.test_partial_states import exported, saved, trained
-from convert.test_peft_adapters import ALL, ATTENTION, LATENT, Model, by_peft, loaded, logits
+from convert.test_peft_adapters import ALL, ATTENTION, MLPS, Model, by_peft, loaded, logits
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.errors import RecipeError
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
@@ -38,8 +38,9 @@ def starting(base: Path, adapter: Path, trainable: Trainable, role: str = "actor
     ("kind", "trainable"),
     [
         ("qwen2-tied", ALL),
-        pytest.param("deepseek-v3", LATENT, marks=pytest.mark.slow),
-        pytest.param("qwen3-moe-mixed", ATTENTION, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", ALL, marks=pytest.mark.slow),
+        pytest.param("qwen2-moe", ALL, marks=pytest.mark.slow),
+        pytest.param("qwen3-moe-mixed", MLPS, marks=pytest.mark.slow),
     ],
 )
 def test_converted_state_of_adapters_equals_the_export(
@@ -69,17 +70,18 @@ def test_critic_starts_from_the_merged_weights_of_a_state(model: Model, tmp_path
     assert same(exported(second, tmp_path / "second"), expected)
 
 
-def test_role_starts_from_an_adapter_of_peft(model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "trainable"), [("qwen2", ATTENTION), ("deepseek-v3", ALL)])
+def test_role_starts_from_an_adapter_of_peft(model: Model, tmp_path: Path, kind: str, trainable: Trainable) -> None:
     """The trainer has peft's log-probs, and its state gives the same adapter back."""
-    base = model("qwen2")
-    judge, folder = by_peft(base, ATTENTION, tmp_path / "peft")
-    actor = starting(base, folder, ATTENTION)
+    base = model(kind)
+    judge, folder = by_peft(base, trainable, tmp_path / "peft")
+    actor = starting(base, folder, trainable)
     exported(actor, tmp_path / "export")
     torch.testing.assert_close(logits(loaded(tmp_path / "export")), logits(judge), rtol=0, atol=2e-5)
     run(saved(actor, tmp_path / "state"), "peft", tmp_path / "again")
     file = "adapter_model.safetensors"
     assert same(load_file(tmp_path / "again" / file), load_file(folder / file))
-    with pytest.raises(RecipeError, match=r"an adapter with rank `3`, but `actor\.train\.lora\.rank` is `4`"):
+    with pytest.raises(RecipeError, match=r"an adapter with rank `3`.*, but `actor\.train\.lora\.rank` is `4`"):
         starting(base, folder, WIDER)
 
 

@@ -39,16 +39,23 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
 
 
 # CI tests a mixture of experts; `test_recipes_in_small.py` has a dense family.
-IN_CI = pytest.param("deepseek_v3", marks=pytest.mark.ci("test_experts_change_in_place_as_in_a_new_engine"))
+IN_CI = pytest.param("deepseek_v3", (), marks=pytest.mark.ci("test_experts_change_in_place_as_in_a_new_engine"))
 IN_THE_STORY = [
-    pytest.param(kind, marks=pytest.mark.slow)
+    pytest.param(kind, (), marks=pytest.mark.slow)
     for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")
 ]
 
 
-@pytest.mark.parametrize("kind", [IN_CI, *IN_THE_STORY])
-def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
-    found = metrics_of(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
+ADAPTERS = ("--set", "actor.train={lora={rank=4}}", "--set", "critic.train={lora={rank=4}}")
+WITH_ADAPTERS = [
+    pytest.param(kind, ADAPTERS, marks=pytest.mark.slow, id=f"{kind} with adapters")
+    for kind in ("deepseek_v3", "qwen2_moe")
+]
+
+
+@pytest.mark.parametrize(("kind", "sets"), [IN_CI, *IN_THE_STORY, *WITH_ADAPTERS])
+def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str, sets: tuple[str, ...]) -> None:
+    found = metrics_of(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone", *sets)
     # The engine that generated step 2 held the weights that step 1 trained.
     assert found["mismatch/gap_max_abs"] < 1e-3
 

@@ -13,7 +13,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.cost import forward_flops
 from ppoctl.models.lora import Lora
 from ppoctl.models.model import Model
-from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape import ExpertShape, ModelShape
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable import Trainable
 from ppoctl.plan.flops import full_row_work, work_of
@@ -68,6 +68,24 @@ def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
     assert (rank.main_weights, rank.moments) == (4 * LAYER, 8 * LAYER)  # half of 2 LAYER on each data rank
     assert rank.merged == 4 * 8 * 20  # gate_proj in float32
     assert state_bytes(Model(SMALL, "token", ADAPTERS), layout, 2) == 14 * 2 * LAYER
+
+
+def test_experts_of_a_mixture_have_weights_only() -> None:
+    """Qwen1.5-MoE: hidden 2048, 60 experts of 1408 and a shared expert of 5632 in each of 24 layers, 16 heads of
+    128. Adapters of rank r are on four square projections of attention and three of the shared expert."""
+    shape = read_shape(MODELS / "Qwen--Qwen1.5-MoE-A2.7B-Chat")
+    of_adapters = 24 * 32 * (4 * (2048 + 2048) + 3 * (2048 + 5632))
+    experts = 24 * 60 * 3 * 2048 * 1408
+    model = Model(shape, "token", Trainable(lora=Lora(rank=32, alpha=32.0)))
+    assert rank_parameters(model, whole_model(shape), ALONE) == Parameters(of_adapters, 0)
+    assert held_parameters(model, whole_model(shape), ALONE).experts == experts
+    layout = ParallelTable(data=4, expert=4, distributed_optimizer=True)
+    [rank] = ranks_of(Training(model, layout, Precision(2, "gpu"), BATCH, BATCH, 1))
+    others = held_parameters(model, whole_model(shape), ALONE).shared
+    assert rank.weights == 2 * (others + experts // 4)
+    assert (rank.gradients, rank.main_weights, rank.moments) == (4 * of_adapters, of_adapters, 2 * of_adapters)
+    assert rank.merged == 4 * 2048 * 5632
+    assert state_bytes(model, layout, 2) == 14 * of_adapters
 
 
 def test_reference_without_adapters_needs_no_memory() -> None:
@@ -131,6 +149,16 @@ def test_pass_with_adapters_has_three_copies_of_an_output() -> None:
     """Next to 4 hidden states, and cosine and sine of 4 channels: 3 x (gate and up), which is more than the 5 numbers
     per channel of an MLP without adapters."""
     assert forward_bytes(_shard(ADAPTERS, weight=4), BATCH) == 10 * 4 * (4 * 8 + 4 + 3 * 2 * 20)
+
+
+def test_pass_through_a_wide_shared_expert_has_the_copies_of_an_mlp() -> None:
+    """It is wider than the routed experts of a token. Each layer with experts keeps the routing of its last tokens: a
+    bool and a number for each of 2 experts, and an index for the chosen one."""
+    experts = ExpertShape(2, 1, 4, renormalise=False, layers=(True, True), shared_ffn_hidden_size=20)
+    mixture, routing = replace(SMALL, family="qwen2_moe", experts=experts), 10 * 2 * (2 * (1 + 4) + 8)
+    for trainable, numbers in ((ADAPTERS, 3 * 2 * 20), (Trainable(), 5 * 20)):
+        shard = replace(_shard(trainable, weight=4), model=Model(mixture, "token", trainable))
+        assert forward_bytes(shard, BATCH) == 10 * 4 * (4 * 8 + 4 + numbers) + routing
 
 
 @pytest.mark.parametrize(("weight", "held", "moved"), [(2, 12, 6), (4, 8, 12)])
@@ -248,6 +276,17 @@ def test_plan_prints_what_adapters_train(smallest: Path, capsys: pytest.CaptureF
     assert lines == [
         "actor 40,960 of 1.24 billion parameters: adapters of rank 1 on k_proj",
         "critic 11.3 million of 1.25 billion parameters: adapters of rank 16 on all projections, value head",
+    ]
+
+
+def test_plan_says_that_routed_experts_have_no_adapters(smallest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("actor.train={lora={rank=32}}", "critic.train={lora={targets=['up_proj', 'v_proj']}}")
+    words = [f"--set={each}" for each in (f"model.path={MODELS / 'Qwen--Qwen1.5-MoE-A2.7B-Chat'}", *sets)]
+    run(["plan", str(smallest), *words])
+    found = [line.partition(": adapters ")[2] for line in capsys.readouterr().out.splitlines() if "adapters" in line]
+    assert found == [
+        "of rank 32 on all projections (not of routed experts)",
+        "of rank 8 on up_proj, v_proj (not of routed experts), value head",
     ]
 
 

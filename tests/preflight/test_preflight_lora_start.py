@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from ppoctl.core.errors import MissingAssetError, RecipeError
 from ppoctl.core.finding import Finding
 from ppoctl.models.convert.adapters import adapters
-from ppoctl.models.convert.peft_config import write_peft_config
+from ppoctl.models.convert.peft_config import PeftTargets, write_peft_config
 from ppoctl.models.lora import Lora
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable import Trainable
@@ -26,7 +26,7 @@ def adapter(folder: Path) -> Path:
     """Return an adapter of the model `base` in the working directory."""
     made, shape = folder / "adapter", read_shape(MODEL)
     made.mkdir()
-    write_peft_config(made, LORA, "token", ["q_proj", "v_proj"], "base")
+    write_peft_config(made, LORA, "token", PeftTargets(["q_proj", "v_proj"], []), "base")
     found = [one for each in adapters(shape, Trainable(lora=LORA)) for one in (each.a, each.b)]
     tensors = {f"base_model.model.{one.name}": torch.ones(one.shape) for one in found}
     save_file(tensors, made / "adapter_model.safetensors")

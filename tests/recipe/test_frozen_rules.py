@@ -85,8 +85,11 @@ def experts(tmp_path: Path) -> str:
 def test_experts_of_a_layer_are_frozen_together(experts: str) -> None:
     for together in ("decoder.layers.*.mlp.router.weight", "decoder.layers.1.*", "*.local_experts.*.linear_fc2.*"):
         load([QUICKSTART], [experts, f"actor.freeze={together}"])
-    caught = refusal([QUICKSTART], [experts, "actor.freeze=*.local_experts.1*.linear_fc2.*"])
+    some = "actor.freeze=*.local_experts.1*.linear_fc2.*"
+    caught = refusal([QUICKSTART], [experts, some])
     assert "freezes some experts of a layer, but not `decoder.layers.0.mlp.experts.local_experts.0." in str(caught)
+    assert "`, and a saved state has the experts of a layer in one tensor: " in str(caught)
+    load([QUICKSTART], [experts, some, "actor.train={lora={}}"])  # a state of adapters has no experts
     assert "--set 'actor.freeze=[\"*.local_experts.*.linear_fc2.*\"]'" in str(caught.hint)
 
 

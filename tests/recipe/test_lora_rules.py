@@ -85,7 +85,7 @@ def test_adapters_that_do_not_fit_the_model_are_refused_with_one_message(
 
 
 def test_every_rule_about_adapters_has_a_failing_case() -> None:
-    tested_with_experts = "check_targets_are_not_experts"
+    tested_with_experts = "check_targets_are_not_routed_experts"
     assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in rules_of(lora_rules)}
 
 
@@ -134,31 +134,38 @@ WITH_DENSE_LAYERS = {
 }
 
 
+OF_MLP = ["gate_proj", "up_proj", "down_proj"]
+
+
 @pytest.mark.parametrize(
-    ("config", "adaptable"),
+    ("config", "adaptable", "of_routed_experts"),
     [
-        (MIXTURE, ["q_proj", "k_proj", "v_proj", "o_proj"]),
-        (WITH_DENSE_LAYERS, ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+        (MIXTURE, ["q_proj", "k_proj", "v_proj", "o_proj"], ["up_proj", "gate_proj"]),
+        ({**MIXTURE, "mlp_only_layers": [1]}, ["q_proj", "k_proj", "v_proj", "o_proj", *OF_MLP], ["experts.up_proj"]),
+        (
+            WITH_DENSE_LAYERS,
+            ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", *OF_MLP],
+            ["mlp.experts.gate_up_proj", "gate"],
+        ),
     ],
-    ids=["qwen3_moe", "deepseek_v3"],
+    ids=["qwen3_moe", "qwen3_moe with an MLP", "deepseek_v3"],
 )
-def test_projections_of_experts_are_refused_as_targets(
-    tmp_path: Path, config: dict[str, object], adaptable: list[str]
+def test_routed_experts_and_routers_are_refused_as_targets(
+    tmp_path: Path, config: dict[str, object], adaptable: list[str], of_routed_experts: list[str]
 ) -> None:
-    """Also if layers without experts have projections of the same names: peft would adapt both."""
+    """Names that MLPs or shared experts have too mean these."""
     model = model_as_read(tmp_path, num_hidden_layers=3, **config)
-    load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={adaptable}}}}}"])
-    listed = ", ".join(f"`{name}`" for name in adaptable)
-    for targets, refused, hint in (
-        ("'all-linear'", "`gate_proj`, `up_proj`, `down_proj`", adaptable),
-        (["up_proj", "o_proj"], "`up_proj`", ["o_proj"]),
-        (["down_proj"], "`down_proj`", adaptable),
-    ):
+    for accepted in (adaptable, "'all-linear'"):
+        load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={accepted}}}}}"])
+    for targets, hint in ((["o_proj", *of_routed_experts], ["o_proj"]), (of_routed_experts, adaptable)):
         caught = refusal([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={targets}}}}}"])
         assert (
-            f"experts have no adapters, but their projections are targets: {refused}; "
-            f"the projections that can have adapters are {listed}: "
+            "routed experts and routers have no adapters, but targets name them: "
+            f"{', '.join(f'`{name}`' for name in of_routed_experts)}. peft has no plain adapter for them, and merged "
+            "experts would be nearly the whole model at each transfer; the projections that can have adapters are "
+            f"{', '.join(f'`{name}`' for name in adaptable)}: "
         ) in caught.message
+        assert len(caught.message.splitlines()) == 1
         assert f"actor.train.lora.targets={json.dumps(hint)}'" in str(caught.hint)
 
 

@@ -53,8 +53,8 @@ class LoraTable(Table):
     """Numerator of the factor alpha / rank (peft's `lora_alpha`)."""
     targets: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAllLinear] = None
     """Projections that have an adapter, by the names of the Hugging Face model, such as `q_proj` (peft's
-    `target_modules`). "all-linear": every projection of attention and MLP. Experts have no adapters, so a model with
-    experts requires a list."""
+    `target_modules`). "all-linear": every projection of attention, MLPs and shared experts. Routed experts and
+    routers have no adapters, also if a name such as `gate_proj` is that of their projections too."""
     start: Annotated[str | None, RESULTS] = None
     """Folder or hub id of a peft adapter with the initial matrices; it must have this rank, alpha and these targets.
     The reference remains the model without an adapter. Absent: the initial values above."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ppoctl.algorithms.role_model import model_in, model_of, trainable_of
 from ppoctl.algorithms.roles import POLICY, head_of
 from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.convert.adapters import expert_projections
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.parameter_memory import held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import whole_model
@@ -42,7 +43,9 @@ def _trained(recipe: Recipe, role: str, shape: ModelShape | None) -> Iterator[st
     if trainable.lora is not None:
         lora = trainable.lora
         targets = "all projections" if lora.targets is None else ", ".join(lora.targets)
-        yield f"adapters of rank {lora.rank} on {targets}"
+        of_experts = () if shape is None else expert_projections(shape)
+        without = " (not of routed experts)" if any(map(lora.is_target, of_experts)) else ""
+        yield f"adapters of rank {lora.rank} on {targets}{without}"
         if head_of(role) == "value":
             yield "value head"
     top_layers = trainable.top_layers

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from layout_lab import LAYOUTS, SHARDED
-from lora_lab import ATTENTION, LATENT, adapted
+from lora_lab import adapted
 
 from covering import covering
 from ppoctl.core.recipe_table import ParallelTable
@@ -120,8 +120,9 @@ ADAPTERS = {
     DENSE: Part(adapted()),
     "gemma2": Part(adapted("k_proj", "up_proj", "down_proj")),
     "gemma3": Part(adapted("q_proj", "o_proj", "gate_proj")),
-    EXPERTS: Part(adapted(*ATTENTION)),
-    LATENTS: Part(adapted(*LATENT)),
+    EXPERTS: Part(adapted()),
+    LATENTS: Part(adapted()),
+    "qwen2-moe": Part(adapted("q_proj", "up_proj", "down_proj")),
 }
 WITH_ADAPTERS = [case for case in CASES if case[0] in ADAPTERS]
 

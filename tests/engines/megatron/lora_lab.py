@@ -76,14 +76,26 @@ def peft_model(model: PreTrainedModel, lora: Lora, matrices: dict[str, Tensor], 
     base = copy.deepcopy(model)
     if hasattr(base.config, "num_experts_per_tok"):
         base.set_experts_implementation("eager")  # the grouped product has no float64
-    targets = "all-linear" if lora.targets is None else list(lora.targets)
-    made = get_peft_model(base, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, **more))  # type: ignore[arg-type]
+    more = {**peft_targets(base, lora), **more}
+    made = get_peft_model(base, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **more))  # type: ignore[arg-type]
     own = matrices_in(made)
     assert own.keys() == matrices.keys()
     with torch.no_grad():
         for name, matrix in own.items():
             matrix.copy_(matrices[name])
     return made.double().eval()
+
+
+def peft_targets(model: PreTrainedModel, lora: Lora) -> dict[str, Any]:
+    """Return the settings of peft for these targets. In a mixture of experts, they name all linear projections of
+    transformers' model, whose routed experts are fused tensors. peft takes an MLP of the name `gate_proj` for the
+    experts unless its weight is named."""
+    if not hasattr(model.config, "num_experts_per_tok"):
+        return {"target_modules": "all-linear" if lora.targets is None else list(lora.targets)}
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    every = [name for name in sorted(linear) if "_proj" in name and lora.is_target(name.rpartition(".")[2])]
+    weights = [f"{name}.weight" for name in every if ".mlp." in name]
+    return {"target_modules": [name for name in every if ".mlp." not in name], "target_parameters": weights}
 
 
 def matrices_in(made: "PeftModel") -> dict[str, torch.nn.Parameter]:

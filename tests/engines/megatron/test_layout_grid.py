@@ -191,6 +191,7 @@ DEFECTS = {
     "key that all heads share": ((LATENTS, "actor", "TP2 sequence"), ALL, "linear_kv_down_proj"),
     "MLP of the layer that trains": ((DENSE, "actor", "TP2"), TOP, ".mlp."),
     "adapters of a product": ((DENSE, "actor", "TP2"), ADAPTERS[DENSE], "gate_proj.lora_B"),
+    "adapter of a shared expert": ((LATENTS, "actor", "TP2 EP2"), ADAPTERS[LATENTS], "shared_experts.linear_fc2"),
 }
 
 
@@ -223,7 +224,7 @@ RESUMED = {
     "adapters": [
         *((DENSE, "PP2", "alone"), (DENSE, "TP2 sequence", "PP2 interleaved"), (DENSE, "TP2 PP2", "CP2")),
         *((DENSE, "DP2 sharded", "DP2 TP2 sharded"), (DENSE, "PP2 interleaved", "TP2")),
-        *((LATENTS, "TP2 sequence", "EP2"), (EXPERTS, "EP2", "TP2 sequence")),
+        *((LATENTS, "TP2 sequence", "EP2"), (EXPERTS, "EP2", "TP2 sequence"), ("qwen2-moe", "TP2 EP2", "PP2 EP2")),
     ],
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

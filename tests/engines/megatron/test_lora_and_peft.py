@@ -11,7 +11,7 @@ import megatron_lab as lab
 import pytest
 import torch
 from layout_lab import GRADIENT_GAP, gap
-from lora_lab import ATTENTION, LATENT, adapted, parameters_of, peft_model, set_matrices, started, started_actor
+from lora_lab import adapted, parameters_of, peft_model, set_matrices, started, started_actor
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -32,10 +32,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "mistral": ("q_proj", "k_proj", "down_proj"),
     "gemma2": (),
     "gemma3": (),
-    "qwen2-moe": ("v_proj", "o_proj"),
-    "qwen3-moe": ATTENTION,
-    "deepseek-v3": ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
-    "deepseek-v3-low-rank": LATENT,
+    "qwen2-moe": (),
+    "qwen2-moe-mixed": ("v_proj", "gate_proj", "down_proj"),
+    "qwen3-moe": (),
+    "qwen3-moe-mixed": ("up_proj", "down_proj"),
+    "deepseek-v3": (),
+    "deepseek-v3-low-rank": (),
 }
 """Model -> projections with adapters; none named: all."""
 REQUEST = OutputRequest(temperature=0.8, entropy=True)

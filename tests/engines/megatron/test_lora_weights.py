@@ -1,6 +1,7 @@
 """Weights of a model with adapters: engines and exports get merged weights, the reference is the model without
 adapters, and a saved state contains only what trains."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import test_shared_reference as references
 import torch
 from layout_lab import STEP, settings_of, weights_of
 from layout_lab import started as started_under
-from lora_lab import ALL, ATTENTION, LATENT, adapted, started, started_actor
+from lora_lab import ALL, adapted, started, started_actor
 
 from ppoctl.core.errors import StorageError
 from ppoctl.models.convert.adapters import adapters, merged
@@ -23,11 +24,29 @@ from tolerance import EXACT, FLOAT32
 pytestmark = pytest.mark.engines
 
 SPLIT = ("TP2 sequence", "PP2", "PP2 interleaved", "CP2", "TP2 PP2")
+PARTS = ("changing", "constant")
+AGAIN = {
+    # Two of four layers have adapters, on their queries: engines load an attention block only as a whole.
+    "attention": (
+        *("qwen2-deep", adapted("q_proj", freeze=("decoder.layers.0.*", "decoder.layers.2.*")), "PP2"),
+        *(r"model\.layers\.[13]\.self_attn", 14),
+    ),
+    # The first layer has an MLP, the others have 8 routed experts, a router and shared experts.
+    "shared experts": (
+        *("deepseek-v3-low-rank", adapted("up_proj"), "PP2"),
+        *(r"model\.layers\.(0\.mlp|[12]\.mlp\.shared_experts)", 9),
+    ),
+    # Each of three layers has 4 of these experts with three weights; without adapters, all other weights train.
+    "all but routed experts": (
+        *("qwen2-moe", Trainable(freeze=("*.mlp.experts.*",)), "PP2"),
+        *(r"(?!.*\.experts\.)", 3 + 3 * (2 + 7 + 5)),
+    ),
+}
 SENT = [
     *(("qwen2-deep", ALL, name) for name in ("alone", "DP2 sharded", *SPLIT)),
     ("gemma2", adapted("v_proj", "gate_proj"), "TP2 sequence"),
-    ("qwen3-moe", adapted(*ATTENTION), "EP2"),
-    ("deepseek-v3-low-rank", adapted(*LATENT), "TP2 sequence"),
+    ("qwen2-moe", ALL, "TP2 EP2"),
+    ("deepseek-v3-low-rank", ALL, "TP2 sequence"),
 ]
 
 
@@ -67,25 +86,24 @@ def test_sent_and_exported_weights_are_merged_from_the_whole_matrices(
     lab.check_all(EXACT, lab.weights_in(tmp_path / "export"), expected)
 
 
-def test_only_blocks_with_adapters_are_sent_again(pool, model):
-    """Two of four layers have adapters, on their queries: engines load an attention block only as a whole."""
-    trainable = adapted("q_proj", freeze=("decoder.layers.0.*", "decoder.layers.2.*"))
-    started_under(pool, settings_of(model, "qwen2-deep", "PP2", trainable=trainable))
+@pytest.mark.parametrize("case", AGAIN)
+def test_only_blocks_that_change_are_sent_again(pool, model, case):
+    kind, trainable, layout, again_pattern, number = AGAIN[case]
+    started_under(pool, settings_of(model, kind, layout, trainable=trainable))
     found = {part: [spec.name for rank in pool.call("weight_specs", (part,)) for spec in rank] for part in PARTS}
-    every = lab.weights_in(model("qwen2-deep")).keys()
-    again = {name for name in every if name.startswith(("model.layers.1.self_attn.", "model.layers.3.self_attn."))}
-    assert len(again) == 14
+    every = lab.weights_in(model(kind)).keys()
+    again = {name for name in every if re.match(again_pattern, name)}
+    assert len(again) == number
     assert set(found["changing"]) == again
     assert sorted(found["constant"]) == sorted(every - again)
 
 
-PARTS = ("changing", "constant")
 REFERENCES = {
     "qwen2-six": adapted("q_proj", "up_proj", "down_proj"),
     "gemma2": ALL,
     "gemma3": ALL,
-    "qwen3-moe": adapted(*ATTENTION),
-    "deepseek-v3-low-rank": adapted(*LATENT),
+    "qwen2-moe": ALL,
+    "deepseek-v3-low-rank": ALL,
     "qwen2-deep": adapted(freeze=("decoder.layers.[0-1].*",)),
 }
 

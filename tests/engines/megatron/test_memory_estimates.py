@@ -113,6 +113,9 @@ LORA_CASES = [
     ("larger", "actor", "alone", torch.bfloat16, "none", Trainable(None, ("*.linear_fc?.*",), Lora(5, 9.0))),
     ("gemma2", "actor", "TP2", torch.bfloat16, "none", ADAPTERS),
     ("deepseek-v3-low-rank", "critic", "alone", torch.float32, "none", Trainable(lora=Lora(2, 6.0, ("o_proj",)))),
+    ("deepseek-v3", "actor", "TP2 EP2", torch.bfloat16, "selective", ADAPTERS),
+    ("qwen2-moe", "actor", "TP2 ETP2", torch.float32, "none", ADAPTERS),
+    ("qwen2-moe-mixed", "critic", "DP2 EP2", torch.bfloat16, "full", ADAPTERS),
 ]
 FUSED_CASES = [
     ("larger", "actor", "alone", torch.float32, "none"),

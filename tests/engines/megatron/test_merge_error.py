@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from layout_lab import STEP, settings, trainer
-from lora_lab import ALL, LATENT, adapted
+from lora_lab import ALL, adapted
 from safetensors.torch import load_file
 
 import tolerance
@@ -56,7 +56,7 @@ def test_squares_are_those_of_numpy_however_rows_are_cut(dtype, at_once):
         ("qwen2-deep", ALL, ParallelTable(tensor=2, sequence=True)),
         ("qwen2-deep", ALL, ParallelTable(pipeline=2, stages_per_rank=2)),
         ("qwen2-deep", ALL, ParallelTable(data=2, distributed_optimizer=True)),
-        ("deepseek-v3-low-rank", adapted(*LATENT), ParallelTable(tensor=2, sequence=True)),
+        ("deepseek-v3-low-rank", ALL, ParallelTable(tensor=2, sequence=True)),
     ],
     ids=["TP2", "PP2 interleaved", "DP2", "latents TP2"],
 )

@@ -22,9 +22,6 @@ from ppoctl.models.trainable import Trainable
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EXPERTS = "experts."
-"""In Megatron's names of the parameters of experts and shared experts."""
-
 
 @dataclass(frozen=True)
 class Adapter:
@@ -49,16 +46,17 @@ def projection_of(placement: Placement) -> str:
 
 
 def projections(shape: ModelShape) -> Iterator[Placement]:
-    """Yield the weights of all projections that can have an adapter: those of attention and of MLPs without
-    experts."""
-    return (each for each in _all_projections(shape) if _EXPERTS not in each.parameter)
+    """Yield the weights of all projections that can have an adapter: those of attention, of MLPs and of shared
+    experts. Routed experts have none: merged, they would be most of the model at each transfer, and peft has no plain
+    adapter for the tensors into which transformers fuses them."""
+    return (each for each in _all_projections(shape) if each.expert is None)
 
 
 @cache
 def expert_projections(shape: ModelShape) -> tuple[str, ...]:
-    """Return the names of the projections that experts have, shared experts included. MLPs of other layers may have
-    projections of the same names."""
-    return tuple(dict.fromkeys(projection_of(each) for each in _all_projections(shape) if _EXPERTS in each.parameter))
+    """Return the names of the projections that routed experts have. Shared experts and the MLPs of other layers may
+    have projections of the same names."""
+    return tuple(dict.fromkeys(projection_of(each) for each in _all_projections(shape) if each.expert is not None))
 
 
 @cache
@@ -109,16 +107,18 @@ def trunk_layers(model: Model) -> int:
 def constant_names(model: Model) -> frozenset[str]:
     """Return the Hugging Face names of a policy's tensors that are sent to engines only once: those of blocks in
     which no parameter trains and no projection has an adapter. A block is a module of a layer (attention,
-    feed-forward network, norm) or a tensor outside of the layers: vLLM fuses tensors of a block, and loads a fused
-    layer only as a whole."""
+    feed-forward network, norm; with experts: router, all routed experts, shared expert, its gate) or a tensor outside
+    of the layers: vLLM fuses tensors of a block, and loads a fused layer only as a whole."""
     all_placements = list(placements(model.shape, "token"))
-    changing = {_block(each.name) for each in all_placements if model.trains(each.parameter)}
-    changing |= {_block(adapter.base.name) for adapter in adapters(model.shape, model.trainable)}
-    return frozenset(each.name for each in all_placements if _block(each.name) not in changing)
+    changing = {_block(each, model.shape) for each in all_placements if model.trains(each.parameter)}
+    changing |= {_block(adapter.base, model.shape) for adapter in adapters(model.shape, model.trainable)}
+    return frozenset(each.name for each in all_placements if _block(each, model.shape) not in changing)
 
 
-def _block(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")[:4])  # model.layers.LAYER.MODULE
+def _block(weight: Placement, shape: ModelShape) -> tuple[str, ...]:
+    names = weight.name.split(".")  # model.layers.LAYER.MODULE or, with experts, model.layers.LAYER.mlp.MODULE
+    has_modules = weight.layer is not None and shape.has_experts(weight.layer) and names[3] == "mlp"
+    return tuple(names[: 5 if has_modules else 4])
 
 
 def added(a: "Tensor", b: "Tensor", scale: float) -> "Tensor":

@@ -26,6 +26,7 @@ READ = frozenset(
         "r",
         "lora_alpha",
         "target_modules",
+        "target_parameters",
         "modules_to_save",
         "base_model_name_or_path",
         "init_lora_weights",
@@ -62,15 +63,29 @@ class PeftConfig:
     target_modules: str | tuple[str, ...]
     """A regular expression for the whole name of a module, or names, of which a module's name or its end must be
     one."""
+    target_parameters: tuple[str, ...]
+    """Names of weights, of which the name of a weight or its end must be one, in addition to the modules."""
     modules_to_save: tuple[str, ...]
     base_model: str | None
     """Folder or hub id of the model that the adapter was trained on; None: the file does not name it."""
 
     def is_target(self, module: str) -> bool:
         """Return whether the projection of this name, such as `model.layers.3.self_attn.q_proj`, has an adapter."""
+        if any(f".{module}.weight".endswith(f".{target}") for target in self.target_parameters):
+            return True
         if isinstance(self.target_modules, tuple):
             return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
         return self.target_modules.lower() == ALL_LINEAR or bool(re.fullmatch(self.target_modules, module))
+
+
+@dataclass(frozen=True)
+class PeftTargets:
+    """Names in the file of an adapter. Together, the two lists select all projections that have an adapter."""
+
+    modules: Sequence[str]
+    """Names, or ends of names, of projections."""
+    parameters: Sequence[str]
+    """Names of weights of projections."""
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
@@ -89,6 +104,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for name in sorted(written.keys() - READ - IGNORED.keys()):
         if written[name] not in (None, False, "none", [], {}):
             raise _not_plain(name, written[name], file)
+    parameters = written.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(str(each).endswith(".weight") for each in parameters):
+        raise _not_plain("target_parameters", parameters, file)  # such as fused experts, which have no `.weight`
     try:
         return _config(written)
     except (KeyError, TypeError, ValueError, re.error) as error:
@@ -101,19 +119,22 @@ def _config(written: Mapping[str, Any]) -> PeftConfig:
     rank, alpha, targets, base = (
         written.get(name) for name in ("r", "lora_alpha", "target_modules", "base_model_name_or_path")
     )
+    parameters = tuple(written.get("target_parameters") or ())
+    if parameters and targets is None:
+        targets = []
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
         raise ValueError(f"`r` is `{_shown(rank)}` and `lora_alpha` is `{_shown(alpha)}`, not above 0")
     if isinstance(targets, str):
         re.compile(targets)
-    elif not isinstance(targets, list) or not targets:
+    elif not isinstance(targets, list) or not (targets or parameters):
         raise ValueError(f"`target_modules` is `{_shown(targets)}`, not a list or a pattern of modules")
     named = targets if isinstance(targets, str) else tuple(str(target) for target in targets)
-    return PeftConfig(rank, alpha, named, tuple(written.get("modules_to_save") or ()), base and str(base))
+    saved = tuple(written.get("modules_to_save") or ())
+    return PeftConfig(rank, alpha, named, parameters, saved, base and str(base))
 
 
-def write_peft_config(folder: Path, lora: Lora, head: Head, modules: Sequence[str], base: str) -> None:
-    """Write the file of an adapter. `modules`: names, or ends of names, of all projections that have an adapter.
-    `base`: folder or hub id of the base. Raises OSError."""
+def write_peft_config(folder: Path, lora: Lora, head: Head, targets: PeftTargets, base: str) -> None:
+    """Write the file of an adapter. `base`: folder or hub id of the base. Raises OSError."""
     written = {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -123,7 +144,8 @@ def write_peft_config(folder: Path, lora: Lora, head: Head, modules: Sequence[st
         "modules_to_save": ["score"] if head == "value" else None,
         "peft_type": "LORA",
         "r": lora.rank,
-        "target_modules": list(modules),
+        "target_modules": list(targets.modules),
+        "target_parameters": list(targets.parameters) or None,
         "task_type": "SEQ_CLS" if head == "value" else "CAUSAL_LM",
     }
     (folder / CONFIG).write_text(json.dumps(written, indent=2) + "\n", "utf-8")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.core.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.models.convert.adapters import Adapter, adapters, projection_of, projections
 from ppoctl.models.convert.headers import TRAINABLE, read_header, unreadable
-from ppoctl.models.convert.peft_config import ALL_LINEAR, CONFIG, HEADS, PeftConfig, read_peft_config
+from ppoctl.models.convert.peft_config import ALL_LINEAR, CONFIG, HEADS, PeftConfig, PeftTargets, read_peft_config
 from ppoctl.models.convert.tensors import VALUE_HEAD, Placement, placements
 from ppoctl.models.head import Head
 from ppoctl.models.lora import Lora
@@ -87,7 +87,7 @@ class PeftFolder:
         for name in sorted(self.headers.keys() - expected.keys()):
             why = "is part of a critic" if name == VALUE_HEAD else "is of a module that has no adapter in ppoctl"
             raise self._unfit(
-                name, f"{why}: only projections of attention and MLP have one, experts and heads do not"
+                name, f"{why}: only projections of attention and MLP have one, routed experts and heads do not"
             )
         for name in self.config.modules_to_save:
             if name not in HEADS or head == "token":
@@ -159,13 +159,20 @@ def _targets(found: Iterable[Adapter], shape: ModelShape) -> tuple[str, ...] | s
     return ALL_LINEAR if names == {projection_of(each) for each in projections(shape)} else tuple(sorted(names))
 
 
-def target_modules(found: Iterable[Adapter], shape: ModelShape) -> list[str]:
-    """Return peft's `target_modules` of these adapters: names of projections, or full names if peft would adapt other
-    modules of such a name."""
-    modules = [_module(each.base) for each in found]
+def peft_targets(found: Iterable[Adapter], shape: ModelShape) -> PeftTargets:
+    """Return what peft's file of these adapters names: projections by their names, or by full names if peft would
+    adapt other modules of such a name.
+
+    In a mixture of experts, MLPs and shared experts are named by their weights (`target_parameters`, since peft
+    0.17). peft 0.21 takes every name that ends with `gate_proj`, `up_proj` or `down_proj` for the fused routed
+    experts of transformers 5, also the full name of another module.
+    """
+    adapted = list(found)
+    by_weight = [each.base.name for each in adapted if shape.experts is not None and ".mlp." in each.base.name]
+    modules = [_module(each.base) for each in adapted if each.base.name not in by_weight]
     names = sorted({each.rpartition(".")[2] for each in modules})
     ends = [_module(each).rpartition(".")[2] for each in placements(shape, "token") if each.name.endswith(".weight")]
-    return names if sum(ends.count(name) for name in names) == len(modules) else modules
+    return PeftTargets(names if sum(ends.count(name) for name in names) == len(modules) else modules, by_weight)
 
 
 def _module(weight: Placement) -> str:

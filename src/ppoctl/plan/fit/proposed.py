@@ -25,8 +25,8 @@ CLEARLY_FASTER = 0.75
 the fastest that does not."""
 TOP_LAYERS = (1 / 2, 1 / 4, 1 / 8)
 """Fractions of the layers that are tried as the last layers that train."""
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Targets of adapters in a model with experts, which have none."""
+ADAPTERS = AdaptersTable(lora=LoraTable(rank=8))
+"""Adapters that are tried."""
 NEGLIGIBLE = 0.01
 """A setting of the recipe is kept if the step is slower by at most this fraction."""
 
@@ -164,9 +164,9 @@ def _other_parts(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[l
     own = {role: table.train for role, table in recipe.trained.items()}
     whole = [role for role, part in own.items() if part is None]
     for role in whole if len(whole) > 1 else ():
-        yield [{**own, role: _adapters_for(shapes[role])}]
+        yield [{**own, role: ADAPTERS}]
     if whole:
-        yield [{**own, **{role: _adapters_for(shapes[role]) for role in whole}}]
+        yield [{**own, **dict.fromkeys(whole, ADAPTERS)}]
         yield [{**own, **{role: _top_layers_for(shapes[role], frac) for role in whole}} for frac in TOP_LAYERS]
 
 
@@ -199,12 +199,6 @@ def _with_value_of(own: FitCandidate, candidate: FitCandidate, path: tuple[str, 
         batching = choice.batching.model_copy(update={names[1]: getattr(own_choice.batching, names[1])})
         return candidate.with_role(first, replace(choice, batching=batching))
     return candidate.with_role(first, replace(choice, **{names[0]: getattr(own_choice, names[0])}))
-
-
-def _adapters_for(shape: ModelShape) -> AdaptersTable:
-    """Return the adapters that are tried."""
-    is_dense = shape.experts is None
-    return AdaptersTable(lora=LoraTable(rank=8) if is_dense else LoraTable(rank=8, targets=ATTENTION))
 
 
 def _top_layers_for(shape: ModelShape, frac: float) -> TopLayersTable:

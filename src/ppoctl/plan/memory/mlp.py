@@ -62,10 +62,10 @@ def experts_bytes(shard: ModelShard, layer: int) -> int:
 def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the peak bytes of a forward pass without gradients.
 
-    The token dispatcher of each MoE layer keeps its last routing metadata.
+    The token dispatcher of each MoE layer keeps its last routing metadata. The shared MLP runs before the experts.
     """
+    adapted = 3 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
     if not shard.shape.has_experts(layer):
-        adapted = 3 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
         width = shard.shape.ffn_hidden_size
         at_work = _kept(shard, width)
         if shard.kernels == "fused" and shard.precision.device == "cpu":  # silu of the gate, without a compiler
@@ -76,7 +76,9 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     metadata = experts.count * (1 + (4 if experts.sigmoid is not None else weight)) + 8 * experts.per_token
     metadata *= sum(map(shard.shape.has_experts, shard.stage.layers))
     sorted_tokens = _copies(shard, batch) * shard.layout.expert_tensor
-    return sorted_tokens + _experts_at_work(shard, batch) + batch.tokens * metadata // shard.shares
+    shared = batch.tokens * _kept(shard, experts.shared_width)
+    at_work = max(adapted, shared, sorted_tokens + _experts_at_work(shard, batch))
+    return at_work + batch.tokens * metadata // shard.shares
 
 
 def update_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:

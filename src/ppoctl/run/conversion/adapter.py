@@ -16,7 +16,7 @@ from ppoctl.models.convert.hugging_face import DTYPES, Spec
 from ppoctl.models.convert.megatron_folder import open_megatron
 from ppoctl.models.convert.parameters import MegatronWeights
 from ppoctl.models.convert.peft_config import write_peft_config
-from ppoctl.models.convert.peft_folder import PREFIX, WEIGHTS, PeftFolder, require_fits, target_modules
+from ppoctl.models.convert.peft_folder import PREFIX, WEIGHTS, PeftFolder, peft_targets, require_fits
 from ppoctl.models.convert.stored_adapters import StoredAdapters
 from ppoctl.models.convert.tensors import VALUE_HEAD
 from ppoctl.models.convert.torch_dist import is_torch_dist
@@ -57,8 +57,8 @@ class StateAdapter:
     def write(self, folder: Path) -> None:
         """Write the folder of a peft adapter. Raises OSError."""
         assert self.trainable.lora is not None
-        modules = target_modules(adapters(self.shape, self.trainable), self.shape)
-        write_peft_config(folder, self.trainable.lora, self.head, modules, self.base)
+        targets = peft_targets(adapters(self.shape, self.trainable), self.shape)
+        write_peft_config(folder, self.trainable.lora, self.head, targets, self.base)
         # safetensors accepts only contiguous tensors.
         tensors = {f"{PREFIX}{name}": self.tensor(name).contiguous() for name in self.specs}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})

@@ -47,8 +47,11 @@ def check_freeze_patterns(recipe: Recipe) -> Iterator[Finding]:
 
 
 def check_experts_freeze_together(recipe: Recipe) -> Iterator[Finding]:
-    """Check that a pattern freezes all experts of a layer or none: a saved state has all of them in one tensor."""
+    """Check that a pattern freezes all experts of a layer or none: a saved state has all of them in one tensor. A
+    state of adapters has no experts."""
     for role, model, shape in _partly_trained(recipe):
+        if trainable_of(recipe, role).lora is not None:
+            continue
         experts = [name for name in parameter_names(shape, head_of(role)) if _EXPERT in name]
         for pattern in trainable_of(recipe, role).freeze:
             frozen = {name for name in experts if fnmatch.fnmatchcase(name, pattern)}
@@ -56,7 +59,8 @@ def check_experts_freeze_together(recipe: Recipe) -> Iterator[Finding]:
             if part := [name for name in experts if _without_expert(name) in alike and name not in frozen]:
                 general = re.sub(rf"(?<={re.escape(_EXPERT)})[^.]*", "*", pattern)
                 yield conflict(
-                    f"`{pattern}` freezes some experts of a layer, but not `{part[0]}`",
+                    f"`{pattern}` freezes some experts of a layer, but not `{part[0]}`, and a saved state has the "
+                    "experts of a layer in one tensor",
                     ((role, "freeze"), model.key),
                     f"--set '{role}.freeze={as_toml([general])}'",
                 )

@@ -18,7 +18,7 @@ from ppoctl.recipe.schema import Recipe
 def check_targets_exist(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
         adaptable = _adaptable(shape)
-        unknown = [name for name in lora.targets or () if name not in (*adaptable, *expert_projections(shape))]
+        unknown = [name for name in lora.targets or () if name not in adaptable and not _is_routed(name, shape)]
         if unknown or lora.targets == ():
             wrong = f"the model has no projection {_listed(unknown)}" if unknown else "no projection is a target"
             meant = [each for name in lora.targets or () for each in _meant(name, shape)]
@@ -27,14 +27,14 @@ def check_targets_exist(recipe: Recipe) -> Iterator[Finding]:
             yield conflict(f"{wrong}; {_CAN}{_listed(adaptable)}", (key, model.key), hint)
 
 
-def check_targets_are_not_experts(recipe: Recipe) -> Iterator[Finding]:
+def check_targets_are_not_routed_experts(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
-        adaptable, of_experts = _adaptable(shape), expert_projections(shape)
-        targets = (*adaptable, *of_experts) if lora.targets is None else lora.targets
-        if refused := [name for name in targets if name in of_experts]:
+        adaptable, targets = _adaptable(shape), lora.targets or ()
+        if refused := [name for name in targets if _is_routed(name, shape)]:
             key: KeyPath = (role, "train", "lora", "targets")
             yield conflict(
-                f"experts have no adapters, but their projections are targets: {_listed(refused)}; "
+                f"routed experts and routers have no adapters, but targets name them: {_listed(refused)}. peft has "
+                "no plain adapter for them, and merged experts would be nearly the whole model at each transfer; "
                 f"{_CAN}{_listed(adaptable)}",
                 (key, model.key),
                 _set_targets(key, [name for name in targets if name in adaptable] or adaptable),
@@ -90,15 +90,25 @@ def _adapted(recipe: Recipe) -> Iterator[tuple[str, Lora, RoleModel, ModelShape]
 
 
 def _adaptable(shape: ModelShape) -> list[str]:
-    """Return the names of the projections that can have adapters, without names that experts have too."""
-    names = dict.fromkeys(map(projection_of, projections(shape)))
-    return [name for name in names if name not in expert_projections(shape)]
+    """Return the names of the projections that can have adapters."""
+    return list(dict.fromkeys(map(projection_of, projections(shape))))
+
+
+_ROUTED = ("experts", "gate_up_proj", "gate", "router")
+"""Names of routed experts and routers in transformers, vLLM and Megatron-Core."""
+
+
+def _is_routed(name: str, shape: ModelShape) -> bool:
+    """Return whether a target means only routed experts or routers."""
+    if shape.experts is None or name in _adaptable(shape):
+        return False
+    return name in expert_projections(shape) or not {*_ROUTED}.isdisjoint(name.split("."))
 
 
 def _meant(name: str, shape: ModelShape) -> list[str]:
     """Return the projections that the target `name` means: itself, those that Megatron fuses under this name, or one
     with a similar name."""
-    if name in expert_projections(shape):
+    if _is_routed(name, shape):
         return []
     adaptable = _adaptable(shape)
     fused = {projection_of(each) for each in projections(shape) if each.parameter.split(".")[-2] == name}
