@@ -189,8 +189,11 @@ def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
     record = record_file.read(paths, 1, spec.name)
-    if record is not None and (lengths := record.get("input_lengths")) is not None:
-        sizes |= {"N": int(lengths.sum()), "layers": 1, "k": 1}  # those of `fakes.bigram`
+    if record is not None and record.get("experts") is not None:
+        lengths = record.get("input_lengths")
+        if lengths is None:
+            lengths = record["prompt_lengths"] + record["lengths"] - 1
+        sizes |= {"N": int(lengths.sum()), "E": 1}  # one expert, as in `fakes.bigram`
     return sizes
 
 

@@ -216,8 +216,9 @@ class BigramTrainer:
         early = packed.column < request.min_new_tokens
         logits = table[before][:, :VOCABULARY]
         if sequences.experts is not None:
-            given = sequences.experts[packed.at[packed.read_at], 0].long()
-            is_other = given != experts_in(table)[before]
+            given, own = sequences.experts[packed.at[packed.read_at]].long(), experts_in(table)[before]
+            is_other = (given >= 0) & (given != own)
+            given = torch.where(given >= 0, given, own)
             logits = logits + torch.zeros_like(logits).scatter(1, given, EXPERT_SHIFT * is_other.float())
         logs = filtered_logs(without_ends(logits, early, packed.targets, request), packed.targets, request)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
@@ -226,14 +227,13 @@ class BigramTrainer:
         full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if request.full_kl else None
         frozen = packed.to_grid(others.gather(1, packed.targets[:, None])[:, 0]) if request.reference else None
         values = packed.to_grid(table[before][:, VOCABULARY]) if request.values else None
-        experts = None if experts is None else experts[:, None, :]
         return TokenOutputs(packed.to_grid(chosen), entropy, full_kl, values, frozen, experts)
 
 
 def experts_in(table: Tensor) -> Tensor:
     """Return the expert that the router of this table chooses for each token: `[ids 1]`. It changes with the table;
     a given expert that the router would not choose changes one logit."""
-    return (table.detach().sum(dim=1, keepdim=True) * 1000).long() % 4
+    return (table[:, :VOCABULARY].detach().sum(dim=1, keepdim=True) * 1000).long() % 4
 
 
 def _tensor(path: Path) -> Tensor:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
+from fakes.bigram import (
+    END,
+    VOCABULARY,
+    BigramTrainer,
+    RoleCallback,
+    experts_in,
+    filtered_logs,
+    ignore_call,
+    without_ends,
+)
 from fakes.conversations import NumberDialogue, SumEnvironments, ignore
 from fakes.turns import TURNS
 from ppoctl.algorithms.role_model import trainable_of
@@ -103,7 +112,16 @@ class BigramGenerator:
                 text = text[: min(found)] if found else text
                 break
         self.num_generated += 1
-        return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp)
+        experts = b""
+        if params.returns_experts:
+            experts = bytes(map(self.expert_of, (*request.prompt_tokens, *tokens[1:-1])))
+        return Sample(
+            request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp, experts=experts
+        )
+
+    def expert_of(self, token: int) -> int:
+        """Return the expert that the generator chooses: for one token another than the trainer's router."""
+        return (int(experts_in(self.table)[token]) + (token == OTHER_EXPERT)) % 4
 
     def _after(self, token: int, is_early: bool, request: OutputRequest) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probs and the probabilities of the next token; they are computed once for each stream."""
@@ -205,6 +223,8 @@ def _other_reading(recipe: Recipe) -> str | None:
     return "lenient" if recipe.reward.strict else "strict"
 
 
+OTHER_EXPERT = 5
+"""Token for which the generator's router chooses another expert than the trainer's."""
 FEW_ROWS = {
     "prompts_per_step": 2,
     "samples_per_prompt": 2,

@@ -209,8 +209,16 @@ class CountingEngine:
 class CountedTrainer(BigramTrainer):
     """The bigram actor or critic, which calls its ranks as `MegatronTrainer` does."""
 
-    def __init__(self, role: str, ranks: Ranks, rank: CountingRank, on_minibatch: RoleCallback = ignore_call) -> None:
-        super().__init__(role, on_minibatch=on_minibatch)
+    def __init__(
+        self,
+        role: str,
+        ranks: Ranks,
+        rank: CountingRank,
+        on_minibatch: RoleCallback = ignore_call,
+        *,
+        value_head: bool = False,
+    ) -> None:
+        super().__init__(role, on_minibatch=on_minibatch, value_head=value_head)
         self.ranks, self.rank = ranks, rank
 
     def start(self) -> None:
@@ -229,7 +237,7 @@ class CountedTrainer(BigramTrainer):
         self.export(folder)
 
     def export(self, folder: Path) -> SentChecksums:
-        self.rank.table, sent = self.table, SentChecksums()
+        self.rank.table, sent = self.table[..., :VOCABULARY].contiguous(), SentChecksums()
         for bucket in self.ranks.weights().buckets():
             sent.add(bucket.checksums)
         super().save_weights(folder)
@@ -255,7 +263,7 @@ class CountedTrainer(BigramTrainer):
 
     def weights(self, state: State) -> NamedWeights:
         """Return the named weights; see `MegatronActor.weights`."""
-        self.rank.table, source = self.table, self.ranks.weights()
+        self.rank.table, source = self.table[..., :VOCABULARY].contiguous(), self.ranks.weights()
         return NamedWeights(state, (TABLE,), source.buckets_for_engines, source.senders, source.buckets_to_keep)
 
 

@@ -106,9 +106,9 @@ class Harness:
 
         def trainer(role: str) -> CountedTrainer:
             rank = CountingRank(device, role, memory.roles[role].ranks[0], buckets)
-            return CountedTrainer(
-                role, DeviceSharingRanks(ThisProcess(rank), role, sharing), rank, observer.on_minibatch
-            )
+            ranks = DeviceSharingRanks(ThisProcess(rank), role, sharing)
+            has_head = role == "actor" and self.recipe.value_head is not None
+            return CountedTrainer(role, ranks, rank, observer.on_minibatch, value_head=has_head)
 
         trainers = {role: trainer(role) for role in self.recipe.trained}
         scorer = EvenScorer()

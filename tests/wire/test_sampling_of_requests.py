@@ -27,7 +27,7 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "m
 SIZES = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4}
 SUM = {"kind": "python", "path": "env:Sum", "turns": 3, "tokens": 30}
 REQUESTS: Mapping[str, SamplingParams] = {
-    "rollout": SamplingParams(**ROLLOUT),
+    "rollout": SamplingParams(**ROLLOUT, returns_experts=True),
     "greedy_rollout": SamplingParams(**{**ROLLOUT, **GREEDY}),
     "eval sampled": SamplingParams(**{**ROLLOUT, **EVAL, "min_new_tokens": 0}),
     "eval greedy": SamplingParams(**{**ROLLOUT, **EVAL, **GREEDY, "min_new_tokens": 0}),
@@ -37,7 +37,8 @@ REQUESTS: Mapping[str, SamplingParams] = {
 def test_every_sampling_key_has_another_value_than_its_default() -> None:
     of_recipe = {"prompts_per_step", "samples_per_prompt", "max_prompt_tokens", "groups", "keep_finished_every_s"}
     of_recipe |= {"ahead", "tokens_per_step", "accept_stale"}
-    assert RolloutTable.model_fields.keys() - of_recipe == ROLLOUT.keys() == {f.name for f in fields(SamplingParams)}
+    assert RolloutTable.model_fields.keys() - of_recipe == ROLLOUT.keys()
+    assert ROLLOUT.keys() == {f.name for f in fields(SamplingParams)} - {"returns_experts"}
     assert EvalTable.model_fields.keys() & ROLLOUT.keys() == EVAL.keys()
     for table, values in ((RolloutTable, ROLLOUT), (EvalTable, EVAL)):
         assert all(table.model_fields[key].default != value for key, value in values.items())
@@ -49,6 +50,7 @@ def test_every_request_has_the_sampling_keys_of_the_recipe(
 ) -> None:
     ppo = {"minibatch_seqs": 4, "advantages": {"kind": "remax"}}
     tables = {"rollout": {**SIZES, **ROLLOUT}, "eval": EVAL, "ppo": ppo, "environment": environment}
+    tables["actor"] = {"optimizer": {"lr": 0.05}, "router_replay": "generator"}
     recipe, made = fake_recipe(**tables, critic=None), list[LoggedGenerator]()
 
     def generator(actor_at: Any, *_: Any) -> LoggedGenerator:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fakes.bigram import END
+from fakes.bigram import END, experts_in
+from fakes.components import OTHER_EXPERT
 from fakes.fingerprints import STAGES, stage_fingerprint
 from own_loss_page import written
 from ppoctl.core.batch.scores import Score
@@ -21,7 +22,16 @@ from ppoctl.core.errors import RecipeError, RewardError
 from ppoctl.recipe.schema import Recipe
 from wiring import harness, textbook
 from wiring.cases import each_key, holds
-from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_step, wired_and_textbook, with_keys
+from wiring.harness import (
+    BASE,
+    STEP_NUMBER,
+    moved_table,
+    numbers_of,
+    open_harness,
+    play_step,
+    wired_and_textbook,
+    with_keys,
+)
 
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
@@ -598,6 +608,29 @@ def test_actor_waits_until_the_critic_explains_the_returns() -> None:
         different = harness.differing(plain, step)
         assert "critic table" not in different
         assert ("actor table" in different) == (not step["policy/trained"])
+
+
+@holds("actor.router_replay")
+def test_old_logprobs_and_update_use_the_experts_of_the_generator() -> None:
+    """For one token, the generator chooses another expert than the trainer."""
+    off, replayed = (
+        harness.played(json.dumps(with_keys({"actor.router_replay": how}))) for how in ("off", "generator")
+    )
+    assert torch.equal(replayed.rollouts.tokens, off.rollouts.tokens)
+    inputs = torch.cat([ids[:-1] for ids in replayed.rollouts.sequences.unpadded()])
+    experts = replayed.rollouts.experts
+    assert experts is not None
+    own = experts_in(moved_table("actor"))[inputs]
+    assert torch.equal((own != experts)[:, 0], inputs == OTHER_EXPERT)
+    assert 0 < int((inputs == OTHER_EXPERT).sum()) < len(inputs)
+    assert replayed.logprobs.experts is None
+    assert harness.differing(numbers_of(off), numbers_of(replayed)) >= {"logprobs", "actor table"}
+    rows = replayed.rollouts.sequences.unpadded()
+    changed = replayed.logprobs.actor != off.logprobs.actor
+    for row, (ids, length) in enumerate(zip(rows, replayed.rollouts.lengths.tolist(), strict=True)):
+        follows = ids[len(ids) - length - 1 : -1] == OTHER_EXPERT
+        assert torch.equal(changed[row, :length], follows & replayed.rollouts.mask[row, :length])
+    assert changed.any()
 
 
 @holds("actor.router_replay")

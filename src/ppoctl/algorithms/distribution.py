@@ -20,7 +20,8 @@ def rollout_sampling(recipe: StepRecipe) -> "SamplingParams":
     rollout = recipe.rollout
     plain = plain_sampling(recipe, rollout.temperature, rollout.max_new_tokens)
     filtered = replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
-    return replace(filtered, min_new_tokens=rollout.min_new_tokens)
+    returns_experts = recipe.actor.router_replay == "generator"
+    return replace(filtered, min_new_tokens=rollout.min_new_tokens, returns_experts=returns_experts)
 
 
 def greedy_sampling(recipe: StepRecipe) -> "SamplingParams":

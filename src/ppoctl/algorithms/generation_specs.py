@@ -64,6 +64,10 @@ class RolloutSpec(StageSpec["Rollouts"]):
     """Whether the next step trains on the responses, and reports their metrics."""
     role: str = "actor"
 
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
+        if recipe.actor.router_replay == "generator":
+            yield "experts"
+
     def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("generate", self.role),)
 
@@ -72,7 +76,10 @@ class RolloutSpec(StageSpec["Rollouts"]):
         return (*own, *_of_episodes(recipe, *EPISODE_METRICS, metrics.THROUGHPUT_ENGINE_IDLE_FRAC))
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
-        return {"episodes": recipe.environment is not None}
+        return {
+            "episodes": recipe.environment is not None,
+            "experts": recipe.actor.router_replay == "generator",
+        }
 
     def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
         rows = sequences_per_round(recipe)

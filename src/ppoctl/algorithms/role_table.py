@@ -10,7 +10,7 @@ from ppoctl.models.trainable_tables import BY_ON, PatternsOrOne, Train, ValueHea
 
 Recompute = Literal["none", "selective", "full"]
 Kernels = Literal["plain", "fused"]
-RouterReplay = Literal["off", "trainer"]
+RouterReplay = Literal["off", "generator", "trainer"]
 
 
 class BySequences(Table):
@@ -85,8 +85,9 @@ class ActorTable(TrainedTable):
 
     router_replay: Annotated[RouterReplay, RESULTS] = "off"
     """Experts of a mixture in the actor's update. off: each pass chooses again, so a token may train other experts
-    than those that computed its old log-prob; trainer: those that the forward pass of the old log-probs chose (R2).
-    The weights of the experts are always computed again, and have their gradient.
+    than those that computed its old log-prob; trainer: those that the forward pass of the old log-probs chose (R2);
+    generator: those that vLLM chose, in the old log-probs too (R3). The weights of the experts are always computed
+    again, and have their gradient.
     Default of: no system replays by default; the key exists in NeMo-RL (`policy.router_replay`) and verl
     (`actor.router_replay`).
     """

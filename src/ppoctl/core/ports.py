@@ -142,7 +142,7 @@ class TokenOutputs:
     """Values of the states before the tokens, by a value head on the policy's model; None: not requested."""
     reference: Float[Tensor, "m R"] | None = None
     """Log-probs under the reference; None: not requested."""
-    experts: Int[Tensor, "N layers k"] | None = None
+    experts: Int[Tensor, "N E"] | None = None
     """Experts of each of the N input tokens of all rows (`Sequences.experts`); None: not requested, or these are the
     outputs of a part of the rows."""
 

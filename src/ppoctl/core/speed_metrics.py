@@ -89,8 +89,7 @@ POLICY_EXPERTS_UNUSED_FRAC = Metric(
 )  # fmt: skip
 MISMATCH_EXPERTS_DIFFER_FRAC = Metric(
     "mismatch/experts_differ_frac", "fraction",
-    "experts of the update that its own routers would not have chosen (`actor.router_replay`)",
-    "below 0.1", "lower",
+    "given experts that the trainer's routers would not have chosen (`actor.router_replay`)", "below 0.1", "lower",
 )  # fmt: skip
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
@@ -101,9 +100,11 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 
 
 def load_metrics(stage: str) -> tuple[str, ...]:
-    """Return the names of the metrics of experts, which only the update of the actor has."""
-    of_experts = POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC, MISMATCH_EXPERTS_DIFFER_FRAC
-    return tuple(metric.name for metric in of_experts) if stage == "actor_update" else ()
+    """Return the names of the metrics of experts, which only stages of the actor have."""
+    differ = MISMATCH_EXPERTS_DIFFER_FRAC.name
+    if stage == "actor_update":
+        return POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name, differ
+    return (differ,) if stage == "logprobs" else ()
 
 
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)

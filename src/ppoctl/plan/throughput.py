@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ppoctl.algorithms.choose import generating_stages
+from ppoctl.algorithms.forward_specs import LOGPROBS
 from ppoctl.algorithms.generation_specs import PARTIAL_ROLLOUT, ROLLOUT
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
@@ -47,7 +48,9 @@ class StageMeter:
             usage = self._usage(name, during.engine_peak_bytes, during.moved_s)
             return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s, **usage}
         peak_bytes = max((measured.peak_bytes for measured in during.passes), default=0)
-        loads = {**expert_loads(during), **experts_differ(during)} if name == ACTOR_UPDATE.name else {}
+        loads = expert_loads(during) if name == ACTOR_UPDATE.name else {}
+        if name == first_replay(self.recipe):
+            loads |= experts_differ(during)
         return {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s), **loads}
 
     def _usage(self, stage: str, peak_bytes: int, moved_s: float) -> dict[str, float]:
@@ -106,6 +109,12 @@ class StageMeter:
     @cached_property
     def _shapes(self) -> Mapping[str, ModelShape] | None:
         return shapes_of(self.recipe)
+
+
+def first_replay(recipe: Recipe) -> str:
+    """Return the name of the first stage to which experts are given (`actor.router_replay`)."""
+    is_of_old_logprobs = recipe.actor.router_replay == "generator" and recipe.ppo.old_logprobs == "trainer"
+    return LOGPROBS.name if is_of_old_logprobs else ACTOR_UPDATE.name
 
 
 def experts_differ(during: Measured) -> dict[str, float]:

@@ -23,6 +23,7 @@ from ppoctl.store.run_paths import RunPaths
 KIND = "samples"
 FILES = "*.safetensors"
 PER_TOKEN = ("tokens", "logprobs")
+EXPERTS = "experts"
 OF_EPISODES = ("calls", "malformed", "episode", "prompt_tokens")
 """Fields that only a response of several turns uses. `episode_log` keeps those responses."""
 
@@ -77,7 +78,7 @@ def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
 
     A record has the same types, so nothing is lost.
     """
-    columns = [f.name for f in fields(Sample) if f.name not in (*PER_TOKEN, *OF_EPISODES)]
+    columns = [f.name for f in fields(Sample) if f.name not in (*PER_TOKEN, EXPERTS, *OF_EPISODES)]
     tensors = {
         # Converted through an `array`: `torch.tensor` takes five times as long to convert a list of numbers.
         "tokens": torch.frombuffer(array("i", chain.from_iterable(s.tokens for s in samples)), dtype=torch.int32),
@@ -86,6 +87,9 @@ def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
         ),
         "lengths": torch.tensor([len(sample.tokens) for sample in samples]),
     }
+    if any(sample.experts for sample in samples):
+        tensors[EXPERTS] = torch.frombuffer(bytearray(b"".join(s.experts for s in samples)), dtype=torch.uint8)
+        tensors["expert_bytes"] = torch.tensor([len(sample.experts) for sample in samples])
     values = {name: [getattr(sample, name) for sample in samples] for name in columns}
     return codec.encode(KIND, tensors, {"fingerprint": fingerprint, "samples": values})
 
@@ -97,10 +101,14 @@ def decoded(data: bytes, fingerprint: str) -> list[Sample]:
         return []
     lengths = tensors["lengths"].tolist()
     tokens, logprobs = (torch.split(tensors[name], lengths) for name in PER_TOKEN)
+    experts = [b""] * len(lengths)
+    if EXPERTS in tensors:
+        parts = torch.split(tensors[EXPERTS], tensors["expert_bytes"].tolist())
+        experts = [part.numpy().tobytes() for part in parts]
     rows = [dict(zip(meta["samples"], row, strict=True)) for row in zip(*meta["samples"].values(), strict=True)]
     return [
-        Sample(**row, tokens=tuple(ids.tolist()), logprobs=tuple(values.tolist()))
-        for row, ids, values in zip(rows, tokens, logprobs, strict=True)
+        Sample(**row, tokens=tuple(ids.tolist()), logprobs=tuple(values.tolist()), experts=of_sample)
+        for row, ids, values, of_sample in zip(rows, tokens, logprobs, experts, strict=True)
     ]
 
 

@@ -29,7 +29,7 @@ from tolerance import FLOAT32
 
 def router(given: Tensor | None, experts: int, **settings: Any) -> SimpleNamespace:
     """Return the parts of a router with three experts per token, to which these experts are given."""
-    packed = None if given is None else SimpleNamespace(chosen=None, experts=given[:, None])
+    packed = None if given is None else SimpleNamespace(chosen=None, experts=given)
     made = SimpleNamespace(
         num_experts=experts, topk=3, packed=packed, place=0, replayed=None, tp_group=None, **settings
     )
@@ -80,7 +80,7 @@ def test_tokens_without_given_experts_choose_and_do_not_count():
 
 
 def chosen_by_transformers(kind: str, rollouts: lab.TrainerBatch) -> Tensor:
-    """Return the experts that transformers' routers choose: [N layers k], for all tokens but the last of each row."""
+    """Return the experts that routers of transformers choose: `[N layers k]`, for all input tokens."""
     model, found = lab.hugging_face_model(kind), list[Tensor]()
 
     def note(_: int, best: Tensor) -> Tensor:
@@ -145,10 +145,10 @@ def test_outputs_and_gradient_with_given_experts_are_those_of_forced_routers(
     actor = started(pool, settings_of(model, kind, layout, recompute=recompute))
     own = chosen_by_transformers(kind, rollouts)
     found = actor.logprobs(rollouts, OutputRequest(experts=True)).experts
-    assert torch.equal(found.long().sort(-1).values, own.sort(-1).values)
+    assert torch.equal(found.long().view_as(own).sort(-1).values, own.sort(-1).values)
 
     given = others_of(own, lab.hugging_face_model(kind).config.num_experts)
-    batch = replace(rollouts, experts=given.short())
+    batch = replace(rollouts, experts=given.flatten(1).short())
     expected, gradient = forced(kind, rollouts, given)
     MEASUREMENTS.take()
     outputs = actor.logprobs(batch, OutputRequest(temperature=TEMPERATURE)).primary

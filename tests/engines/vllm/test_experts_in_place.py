@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from vllm_bench import settings_for
 
 from end_to_end.tiny_models import MODELS, tiny_model
 from ppoctl.core.errors import WeightSyncError
-from ppoctl.engines.vllm.engine import Engine
+from ppoctl.core.ports import SamplingParams
+from ppoctl.engines.vllm.engine import Engine, GenerationOutput, GenerationRequest
 from ppoctl.engines.weights.canary import CanaryScores
 from ppoctl.models.convert.adapters import constant_names
 from ppoctl.models.convert.checksum import SentChecksums, checksum_of, require_equal
@@ -47,7 +49,8 @@ class Running:
         }
 
     def _start(self, folder: Path | None) -> Engine:
-        settings = dataclasses.replace(settings_for(self.folder, dtype=self.dtype), max_model_len=64)  # type: ignore[arg-type]
+        plain = settings_for(self.folder, dtype=self.dtype)  # type: ignore[arg-type]
+        settings = dataclasses.replace(plain, max_model_len=64, returns_experts=True)
         return Engine(settings, folder=None if folder is None else str(folder))
 
     def moved(self, by: float) -> Weights:
@@ -131,6 +134,41 @@ def test_experts_that_are_not_sent_stay(running: Callable[..., Running], case: t
         one.weights = {**one.weights, **moved}
         one.load(moved)
     assert one.scores() == one.scores_of_a_new_engine()
+
+
+def chosen_by_transformers(folder: Path, sequence: list[int]) -> Tensor:
+    """Return the experts that the routers of transformers choose for these tokens: [tokens layers k]."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found: list[Tensor] = []
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda _, __, outputs: found.append(outputs[2]))
+    with torch.no_grad():
+        model(torch.tensor([sequence]))
+    return torch.stack(found, dim=1)
+
+
+def test_engine_returns_the_experts_of_its_routers(running: Callable[..., Running]) -> None:
+    """For each request, prompts of equal beginnings included, and only if the request asks for them."""
+    one = running(*CASES[0])
+    one.weights = load_file(one.folder / "model.safetensors")
+    one.load(one.weights)
+    requests = [GenerationRequest(str(seed), PROMPT[: 3 + seed % 2], seed) for seed in range(5)]
+    asking = SamplingParams(temperature=1.0, max_new_tokens=9, returns_experts=True)
+    finished: list[GenerationOutput] = []
+    for params in (asking, dataclasses.replace(asking, returns_experts=False)):
+        begun, ended = requests, list[GenerationOutput]()
+        while len(ended) < len(requests):
+            ended += one.engine.advance(begun, params)
+            begun = []
+        finished += sorted(ended, key=lambda output: output.id)
+    for request, output in zip(requests, finished, strict=False):
+        sequence = [*request.prompt, *output.tokens[:-1]]
+        found = torch.tensor(list(output.experts)).view(len(sequence), 2, 2)
+        expected = chosen_by_transformers(one.folder, sequence)
+        assert torch.equal(found.sort(-1).values, expected.sort(-1).values)
+    assert [output.experts for output in finished[len(requests) :]] == [b""] * len(requests)
+    assert not one.engine._llm.collective_rpc("ppoctl_take_experts", args=({},))[0]
 
 
 def _swapped(weights: Weights) -> Weights:

@@ -22,11 +22,14 @@ class Algorithm:
     """Recipe in which these tables are replaced."""
 
 
+GENERATORS_EXPERTS = {"optimizer": {"lr": 0.05}, "router_replay": "generator"}
+
+
 def _resampling(order: str, **changes: Any) -> Recipe:
     """Return a recipe of PF-PPO: three steps of four rows."""
     resample = {"kind": "pow", "power": 1.5, "order": order}
     ppo = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "resample": resample}
-    tables = {"rollout": FEW_ROWS, "ppo": ppo, "actor": dynamic_sampling.REPLAYING}
+    tables = {"rollout": FEW_ROWS, "ppo": ppo, "actor": GENERATORS_EXPERTS}
     return fake_recipe(**{**tables, **changes})
 
 
@@ -43,7 +46,10 @@ def _stale(rollout: dict[str, Any], **changes: Any) -> Recipe:
         "advantages": {"kind": "grpo"},
         "rollout_correction": {"kind": "tis"},
     }
-    return fake_recipe(**{"critic": None, "rollout": rollout, "ppo": ppo, **changes})
+    tables = {"critic": None, "rollout": rollout, "ppo": ppo, **changes}
+    if "tokens_per_step" not in rollout:
+        tables["actor"] = GENERATORS_EXPERTS
+    return fake_recipe(**tables)
 
 
 EVERY = {

@@ -149,7 +149,7 @@ class ActorUpdateStage(UpdateStage):
         waited = int(advantages.carry.waited_steps)
         # The gap to the sampler is measured on all responses.
         reports_gap = logprobs.entropy is None
-        sequences = rollouts.sequences
+        sequences = rollouts.routed_sequences
         if logprobs.experts is not None:
             sequences = replace(sequences, experts=logprobs.experts.short())
         trained = self.train(actor, sequences, objective, read=read, waited=waited, first_has_all_rows=reports_gap)

@@ -142,7 +142,7 @@ class LogprobsStage:
         )
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        outputs = self.models.actor_at(actor).logprobs(rollouts.sequences, self._request)
+        outputs = self.models.actor_at(actor).logprobs(rollouts.routed_sequences, self._request)
         return self._record(outputs, actor, rollouts)
 
     def _record(self, outputs: TokenOutputs, actor: State, rollouts: Rollouts) -> Logprobs:

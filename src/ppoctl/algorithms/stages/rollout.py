@@ -11,7 +11,7 @@ from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGe
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
-from ppoctl.core.batch.rollouts import grids_of
+from ppoctl.core.batch.rollouts import experts_of, grids_of
 from ppoctl.core.batch.seeds import derive_seed
 from ppoctl.core.ports import Gate, Models, OnProgress, Sample, SampleRequest, SampleSetKey, SamplingParams
 
@@ -168,6 +168,7 @@ def assemble(
         stamps=[stamp if _has_no_turn(sample) else sample.stamp for sample in in_order],
         sends=[sample.sends for sample in in_order],
         episodes=episodes or None,
+        experts=experts_of([(len(ids), sample) for ids, sample in zip(prompt_ids, in_order, strict=True)]),
     )
 
 

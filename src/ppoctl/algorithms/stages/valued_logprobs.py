@@ -18,7 +18,7 @@ class ValuedLogprobsStage(LogprobsStage):
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         request = replace(self._request, values=True)
-        sequences = with_bootstrap(rollouts, self.truncated)
+        sequences = with_bootstrap(rollouts.routed_sequences, rollouts, self.truncated)
         outputs = self.models.actor_at(actor).logprobs(sequences, request)
         assert outputs.values is not None, "values were requested"
         values = values_record(outputs.values, rollouts, self.truncated, actor)

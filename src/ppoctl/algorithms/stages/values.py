@@ -29,16 +29,14 @@ class ValuesStage:
 
     def run(self, critic: State, rollouts: Rollouts) -> Values:
         trainer = self.models.critic_at(critic)
-        values = trainer.values(with_bootstrap(rollouts, self.truncated))
+        values = trainer.values(with_bootstrap(rollouts.sequences, rollouts, self.truncated))
         return values_record(values, rollouts, self.truncated, critic)
 
 
-def with_bootstrap(rollouts: Rollouts, truncated: Truncated) -> Sequences:
-    """Return the input of the forward pass that computes values: with an extra token after each truncated response if
-    returns use bootstrap values."""
-    if truncated != "bootstrap":
-        return rollouts.sequences
-    return with_extra_token(rollouts.sequences, rollouts.finish == TRUNCATED)
+def with_bootstrap(sequences: Sequences, rollouts: Rollouts, truncated: Truncated) -> Sequences:
+    """Return the input of the forward pass that computes values, given that of the rollouts: with an extra token
+    after each truncated response if returns use bootstrap values."""
+    return with_extra_token(sequences, rollouts.finish == TRUNCATED) if truncated == "bootstrap" else sequences
 
 
 def values_record(values: Float[Tensor, "B X"], rollouts: Rollouts, truncated: Truncated, state: State) -> Values:
@@ -68,12 +66,17 @@ def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequence
     """Return sequences in which these rows have one more response token, of id 0.
 
     The extra token makes the model output a value for the state before it. No other token attends to the extra token,
-    because it is the last.
+    because it is the last. The token before it then becomes an input, for which routers choose experts.
     """
     lengths = sequences.lengths + rows.to(sequences.lengths.dtype)
     more = int(lengths.max()) - sequences.tokens.shape[1]
     tokens = pad(sequences.tokens, (0, max(more, 0)))
-    return Sequences(sequences.prompt_tokens, sequences.prompt_lengths, tokens, lengths)
+    experts = sequences.experts
+    if experts is not None:
+        free = experts.new_full((1, experts.shape[1]), -1)
+        parts = zip(torch.split(experts, sequences.input_lengths.tolist()), rows.tolist(), strict=True)
+        experts = torch.cat([part for of_row, is_longer in parts for part in (of_row, free[: int(is_longer)])])
+    return Sequences(sequences.prompt_tokens, sequences.prompt_lengths, tokens, lengths, experts)
 
 
 def bootstrap_values(values: Values) -> Float[Tensor, " B"]:

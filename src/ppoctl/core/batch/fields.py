@@ -16,10 +16,10 @@ class RecordField:
     name: str
     dtype: Literal["bool", "uint8", "int32", "int64", "float32", "text", "json"]
     """Type of a tensor's elements; `text`: decoded responses; `json`: any other value in the metadata."""
-    axes: Literal["", "B", "B R", "T", "N layers k"] = ""
+    axes: Literal["", "B", "B R", "T", "N E"] = ""
     """Axes of a tensor, as in `records`. N: the input tokens of all rows, row by row; `input_lengths` has the number
-    of each row. A text or JSON field with axis B is a list with one entry per row, or a mapping of names to such
-    lists. Empty: one value for the whole record."""
+    of each row. E: the experts of a token in all layers. A text or JSON field with axis B is a list with one entry
+    per row, or a mapping of names to such lists. Empty: one value for the whole record."""
     is_optional: bool = False
     """Whether the field has a default. Settings then decide whether it is present."""
 
@@ -41,6 +41,7 @@ _ROLLOUTS = (
     RecordField("episodes", "json", "B", is_optional=True),
     RecordField("segment_stamps", "json", "B", is_optional=True),
     RecordField("segment_tokens", "json", "B", is_optional=True),
+    RecordField("experts", "uint8", "N E", is_optional=True),
 )
 _REWARDS = (
     RecordField("scores", "float32", "B"),
@@ -71,7 +72,7 @@ FIELDS: Mapping[str, tuple[RecordField, ...]] = {
         RecordField("full_kl", "float32", "B R", is_optional=True),
         RecordField("values", "float32", "B R", is_optional=True),
         RecordField("behind", "float32", "B", is_optional=True),
-        RecordField("experts", "uint8", "N layers k", is_optional=True),
+        RecordField("experts", "uint8", "N E", is_optional=True),
         RecordField("input_lengths", "int64", "B", is_optional=True),
     ),
     "correction": (

@@ -142,7 +142,7 @@ class Logprobs(Record["Logprobs"]):
     head."""
     behind: Float[Tensor, " B"] | None = None
     """Bootstrap values by this head, as in `Values`."""
-    experts: UInt8[Tensor, "N layers k"] | None = None
+    experts: UInt8[Tensor, "N E"] | None = None
     """Experts that the trainer's routers chose for each input token, row by row (`Sequences.experts`); None: not
     stored."""
     input_lengths: Int[Tensor, " B"] | None = None

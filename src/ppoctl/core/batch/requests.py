@@ -26,6 +26,8 @@ class SamplingParams:
     """Maximum length of prompt and response together; None: the window of the engine."""
     special_tokens: Literal["keep", "drop"] = "keep"
     """Whether the text of a response contains special tokens. End tokens and padding are always removed."""
+    returns_experts: bool = False
+    """Whether samples have the experts that the generator's routers chose."""
 
     def new_tokens(self, prompt_tokens: int) -> int:
         """Return the maximum number of response tokens after a prompt of this length."""
@@ -88,6 +90,9 @@ class Sample:
     observations too, with log-probs of 0, and `terminated` is False if a limit ended the episode."""
     prompt_tokens: tuple[int, ...] | None = None
     """Ids of the prompt, if the environment added messages to it; None: those of the request."""
+    experts: bytes = b""
+    """Experts that the generator's routers chose: one byte for each token of prompt and response but the last, for
+    each layer with experts, for each chosen expert, in this order. Empty: not requested."""
 
 
 @runtime_checkable

@@ -2,17 +2,18 @@
 conventions are those of `records`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.episode_metrics import episode_metrics
 from ppoctl.core.batch.record import Record
+from ppoctl.core.batch.requests import Sample
 from ppoctl.core.batch.sequences import Sequences, require
 from ppoctl.core.batch.update import step_of
 
@@ -64,6 +65,9 @@ class Rollouts(Record["Rollouts"]):
     each response has one segment."""
     segment_tokens: list[list[int]] | None = None
     """Number of tokens of each segment."""
+    experts: UInt8[Tensor, "N E"] | None = None
+    """Experts that the generator's routers chose for each input token, row by row (`Sequences.experts`); None: not
+    stored."""
     drawing: tuple[int, float] | None = None
     """Number of response tokens generated in this process, and seconds of generation; None: the record was loaded."""
     idle_s: float | None = None
@@ -94,6 +98,16 @@ class Rollouts(Record["Rollouts"]):
     def sequences(self) -> Sequences:
         """Input of models. The property always returns the same object."""
         return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
+
+    @cached_property
+    def routed_sequences(self) -> Sequences:
+        """Input of the actor: with the experts that the generator's routers chose, if they are stored."""
+        return self.sequences if self.experts is None else replace(self.sequences, experts=self.experts.short())
+
+    @property
+    def input_lengths(self) -> Int[Tensor, " B"]:
+        """Number of input tokens of each row."""
+        return self.sequences.input_lengths
 
     @property
     def num_seqs(self) -> int:
@@ -174,3 +188,11 @@ def grids_of(
         tokens[row, : len(ids)] = torch.tensor(ids)
         logprobs[row, : len(ids)] = torch.tensor(of_ids)
     return lengths, tokens, logprobs
+
+
+def experts_of(samples: Sequence[tuple[int, Sample]]) -> UInt8[Tensor, "N E"] | None:
+    """Return the experts of the input tokens of samples, each with the number of tokens of its prompt; None: they
+    were not requested."""
+    joined = bytearray(b"".join(sample.experts for _, sample in samples))
+    tokens = sum(prompt + len(sample.tokens) - 1 for prompt, sample in samples)
+    return torch.frombuffer(joined, dtype=torch.uint8).view(tokens, -1) if joined else None

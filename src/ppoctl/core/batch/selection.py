@@ -93,7 +93,7 @@ def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
             prompts = [record.prompt_lengths.tolist() for record in sources.values()]
             split = [part for ids, lengths in zip(columns, prompts, strict=True) for part in ids.split(lengths)]
             values[field.name] = torch.cat([columns[0][:0], *(split[at] for at in index)])
-        elif field.axes == "N layers k":
+        elif field.axes == "N E":
             tokens = [record.input_lengths.tolist() for record in sources.values()]
             parts = [part for each, counts_of in zip(columns, tokens, strict=True) for part in each.split(counts_of)]
             values[field.name] = torch.cat([columns[0][:0], *(parts[at] for at in index)])

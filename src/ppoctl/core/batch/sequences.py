@@ -22,9 +22,9 @@ class Sequences:
     """Response ids, including the end token; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
     """Number of response positions with a token, masked out or not; at least 1."""
-    experts: Int[Tensor, "N layers k"] | None = None
-    """Experts of each of the N input tokens (each sequence without its last token), row by row, for each layer with
-    experts; int16. -1, or None: the router chooses."""
+    experts: Int[Tensor, "N E"] | None = None
+    """Experts of each of the N input tokens (each sequence without its last token), row by row: E numbers, those of
+    the first layer with experts first; int16. -1, or None: the router chooses."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens"):

@@ -146,7 +146,7 @@ def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
     return concatenate_outputs([outputs.outputs for outputs in shares]).map(lambda grid: grid[order])
 
 
-def merge_experts(parts: Sequence[RankExperts]) -> Int[Tensor, "N layers k"]:
+def merge_experts(parts: Sequence[RankExperts]) -> Int[Tensor, "N E"]:
     """Return the experts of all input tokens, from all ranks that routed them."""
     by_layer = [(part.at, layer, chosen) for part in parts for layer, chosen in part.chosen.items()]
     shape = (
@@ -158,4 +158,4 @@ def merge_experts(parts: Sequence[RankExperts]) -> Int[Tensor, "N layers k"]:
     for at, layer, chosen in by_layer:
         merged[at, layer] = chosen
     assert int(merged.min()) >= 0, "every layer with experts has routed every token"
-    return merged
+    return merged.flatten(1)

@@ -68,8 +68,7 @@ class PackedInput(PackedSeqParams):
     at: Tensor
     """[N] index of each token among the input tokens of all sequences; -1: padding."""
     experts: Tensor | None = None
-    """[N layers k] experts of each token, for each layer of the model with experts; -1: the router chooses. None: all
-    routers choose."""
+    """[N E] experts of each token (`Sequences.experts`); None: all routers choose."""
     chosen: dict[int, Tensor] | None = None
     """Layers of this rank with experts -> [N k] experts that the router chose, without gradient: the routers add
     them. None: they are not requested."""
@@ -103,9 +102,7 @@ class ReadSettings:
     """The ranks that split the tokens. None: one rank has all tokens."""
 
 
-def packed_input(
-    packed: Packed, reading: ReadSettings, experts: Int[Tensor, "A layers k"] | None = None
-) -> PackedInput:
+def packed_input(packed: Packed, reading: ReadSettings, experts: Int[Tensor, "A E"] | None = None) -> PackedInput:
     """Return this rank's slice of `packed` on the device, with sequence boundaries in the formats of the attention
     kernels. `experts` are those of the A input tokens of all sequences (`Sequences.experts`).
 
@@ -127,7 +124,7 @@ def packed_input(
         share = ContextShare(group, rows.to(device), read.to(device), len(packed.read_at))
     at = F.pad(packed.at, (0, filler), value=-1)[places]
     if experts is not None:
-        experts = torch.where((at < 0)[:, None, None], -1, experts[at]).to(device)
+        experts = torch.where((at < 0)[:, None], -1, experts[at]).to(device)
     return PackedInput(
         qkv_format="thd",
         cu_seqlens_q=_starts(query_lengths).to(device),

@@ -44,7 +44,7 @@ class ExpertRouter(TopKRouter):
             packed.chosen[self.place] = best
         if packed.experts is None:
             return best
-        given = packed.experts[:, self.place].long()
+        given = packed.experts.unflatten(1, (-1, self.topk))[:, self.place].long()
         if self.config.sequence_parallel:
             given = own_tokens(given, self.tp_group)
         is_given = given >= 0

@@ -41,7 +41,8 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
         # sampled distribution.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": f"{vllm_weights.__name__}.{vllm_weights.WeightReader.__qualname__}",
-        "enable_prefix_caching": True,
+        # Without vLLM's own record of experts, cached tokens would have none (`routed_experts`).
+        "enable_prefix_caching": on_gpu() or not settings.returns_experts,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=vllm_weights.BACKEND),
@@ -56,6 +57,7 @@ def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     return {
         "gpu_memory_utilization": table.gpu_memory_frac / table.engines_per_gpu,
         "enable_sleep_mode": settings.sleeps,
+        "enable_return_routed_experts": settings.returns_experts,
         # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until these kernels are verified here.
         "disable_custom_all_reduce": table.tensor > 1,
         "cudagraph_capture_sizes": graph_sizes(settings.seqs_per_engine) if compiles(table) else None,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ppoctl.core.errors import PpoctlError, WeightSyncError
+from ppoctl.core.machine.device import on_gpu
 from ppoctl.core.machine.process_usage import MeasuredProcess, reset_peak
 from ppoctl.core.machine.torch_profile import ProfiledProcess
 from ppoctl.core.ports import SamplingParams
@@ -23,6 +24,8 @@ from ppoctl.engines.weights.bucket import NamedTensors
 from ppoctl.engines.weights.canary import CanaryScores
 from ppoctl.engines.weights.receiving import ReceivingEngine
 from ppoctl.models.convert.checksum import LoadedWeight
+from ppoctl.models.folder import model_folder
+from ppoctl.models.shape_reader import read_shape
 
 FEWEST_STEPS, MOST_STEPS = 16, 64
 """Minimum and maximum number of engine steps of one `advance`. Between the two, `advance` returns when
@@ -57,6 +60,8 @@ class GenerationOutput:
     """Log-probs of prompt tokens 1..; empty unless requested."""
     parsed: ParsedCalls = NO_CALLS
     """Tool calls; none if the settings of the engine have no format."""
+    experts: bytes = b""
+    """See `Sample.experts`."""
 
 
 class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
@@ -76,11 +81,11 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         self._is_asleep = False
         self._source = folder if folder is not None and Path(folder).is_dir() else None
         self._has_weights = self._source is not None
-        self._llm = (
-            vllm_start.started(settings, load_format="dummy")
-            if self._source is None
-            else self._start_from(self._source)
-        )
+        if self._source is None:
+            self._llm = vllm_start.started(settings, load_format="dummy")
+            self._note_experts()
+        else:
+            self._start_from(self._source)
         form = settings.call_format
         self._tool_calls = None if form is None else VllmToolCalls(form, self._text.tokenizer, settings.model)
         reset_peak()  # the start of an engine is in no stage
@@ -105,14 +110,24 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         if source != folder:
             self.close()
             self._is_asleep = False
-            self._llm = self._start_from(folder)
+            self._start_from(folder)
         self._has_weights = True
         from ppoctl.engines.vllm import loader
 
         return loader.last_read()
 
-    def _start_from(self, folder: str) -> Any:
-        return vllm_start.started_from_folder(replace(self._settings, model=folder), witnessed=True)
+    def _start_from(self, folder: str) -> None:
+        self._llm = vllm_start.started_from_folder(replace(self._settings, model=folder), witnessed=True)
+        self._note_experts()
+
+    def _note_experts(self) -> None:
+        if self._notes_experts:
+            self._llm.collective_rpc("ppoctl_choose_experts")
+
+    @property
+    def _notes_experts(self) -> bool:
+        """Whether the worker notes the experts, because vLLM does not return them (see `routed_experts`)."""
+        return self._settings.returns_experts and not on_gpu()
 
     def holds_weights(self) -> bool:
         return self._has_weights
@@ -167,7 +182,9 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         return finished
 
     def _parsed(self, output: GenerationOutput, params: SamplingParams) -> GenerationOutput:
-        """Return the output with its tool calls."""
+        """Return the output with its tool calls, and with experts only if they are requested."""
+        if not params.returns_experts:
+            output = replace(output, experts=b"")
         if self._tool_calls is None:
             return output
         text = self._text.marked_text(output.tokens, params)
@@ -247,7 +264,23 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
             raise vllm_start.generation_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
         self._open.difference_update(output.id for output in finished)
-        return finished
+        if not self._settings.returns_experts or not finished:
+            return finished
+        experts = self._experts_of([output for output in outputs if output.finished])
+        return [replace(output, experts=experts[output.id]) for output in finished]
+
+    def _experts_of(self, ended: Sequence[Any]) -> dict[str, bytes]:
+        """Return the experts of finished requests: request id -> `Sample.experts`."""
+        if not self._notes_experts:
+            shape = read_shape(model_folder(self._settings.model)).experts
+            assert shape is not None, "a rule requires experts"
+            layers = [number for number, has_experts in enumerate(shape.layers) if has_experts]
+            return {str(each.request_id): each.outputs[0].routed_experts[:, layers].tobytes() for each in ended}
+        tokens = {
+            str(each.request_id): len(each.prompt_token_ids) + len(each.outputs[0].token_ids) - 1 for each in ended
+        }
+        (experts,) = self._llm.collective_rpc("ppoctl_take_experts", args=(tokens,))
+        return dict(experts)
 
     def abort(self) -> None:
         """Drop all requests, finished or not."""
@@ -257,6 +290,8 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         # load.
         while self._llm.engine_core.engine_core.scheduler.has_requests():
             self._llm.step()
+        if self._notes_experts:
+            self._llm.collective_rpc("ppoctl_drop_experts")
 
     def close(self) -> None:
         """Free the engine and all process groups of this process."""

@@ -158,6 +158,7 @@ class VllmStream:
             sends=completed.sends,
             calls=finished.parsed.calls,
             malformed=finished.parsed.malformed,
+            experts=finished.experts,
         )
 
 

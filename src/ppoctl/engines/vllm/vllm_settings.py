@@ -34,6 +34,8 @@ class VllmSettings:
     """Roles that the recipe trains."""
     is_profiled: bool = False
     """Whether the engine records a profile, from its first request on."""
+    returns_experts: bool = False
+    """Whether the engine returns the experts that its routers choose, for requests that ask for them."""
     call_format: str | None = None
     """Format of tool calls, by the name of vLLM's parser. None: responses are not parsed."""
 

@@ -38,6 +38,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from ppoctl.engines.vllm.experts import FUSED, ReloadedExperts, expert_weights, take_weights
+from ppoctl.engines.vllm.routed_experts import ChosenExperts
 from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
 
 BACKEND = "ppoctl_host"
@@ -114,6 +115,19 @@ class WeightReader:
     """Extension of vLLM's worker (`worker_extension_cls`), which runs in the process with the engine's weights."""
 
     model_runner: Any
+    _chosen: ChosenExperts
+
+    def ppoctl_choose_experts(self) -> None:
+        """Start to note which experts the routers choose. Only for runner V1 (see `routed_experts`)."""
+        self._chosen = ChosenExperts(self.model_runner)
+
+    def ppoctl_take_experts(self, tokens: Mapping[str, int]) -> dict[str, bytes]:
+        """See `ChosenExperts.take`."""
+        return self._chosen.take(tokens)
+
+    def ppoctl_drop_experts(self) -> None:
+        """Forget the experts of all requests."""
+        self._chosen.clear()
 
     def ppoctl_takes_weights(self) -> bool:
         """Return whether weights can be loaded in place and read back."""

@@ -122,7 +122,7 @@ def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
         "B": batch.sequences,
         "B R": batch.cells,
         "T": batch.sequences * batch.prompt_tokens,
-        "N layers k": batch.input_tokens * batch.token_experts,
+        "N E": batch.input_tokens * batch.token_experts,
     }
     total = 0
     for field in fields:

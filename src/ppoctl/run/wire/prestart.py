@@ -35,6 +35,7 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
         table=recipe.generator,
         sleeps="generator" in recipe.cluster.offload,
         trained=tuple(recipe.trained),
+        returns_experts=recipe.actor.router_replay == "generator",
         call_format=call_format_of(recipe, folder),
     )
 

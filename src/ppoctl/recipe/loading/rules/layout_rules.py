@@ -188,12 +188,23 @@ def check_replayed_routers_exist(recipe: Recipe) -> Iterator[Finding]:
             (key, model.key),
             "--set actor.router_replay=off",
         )
-    if recipe.ppo.old_logprobs != "trainer":
+    if replay == "trainer" and recipe.ppo.old_logprobs != "trainer":
         yield conflict(
             "the update would use the experts of the forward pass of the old log-probs, but there is none",
             (key, ("ppo", "old_logprobs")),
             "--set actor.router_replay=off",
         )
+    segments: tuple[tuple[bool, KeyPath], ...] = (
+        (recipe.environment is not None, ("environment",)),
+        (recipe.rollout.tokens_per_step is not None, ("rollout", "tokens_per_step")),
+    )
+    for has_several, source in segments:
+        if replay == "generator" and has_several:
+            yield conflict(
+                "the generator returns the experts of one request, but a response has several",
+                (key, source),
+                "--set actor.router_replay=trainer",
+            )
 
 
 def check_expert_count(recipe: Recipe) -> Iterator[Finding]:
