@@ -35,9 +35,8 @@ def read_shape(folder: Path) -> ModelShape:
     kind = written.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        reason = ": it has `text_config`, and only models of text are trained" if "text_config" in written else ""
         raise RecipeError(
-            f"model family `{kind}` is not supported{reason} (config.json of `{folder}`)",
+            f"model family `{kind}` is not supported{_known_reason(written)} (config.json of `{folder}`)",
             hint=f"choose a model of one of these families: {', '.join(sorted(FAMILIES))}",
         )
     try:
@@ -45,6 +44,15 @@ def read_shape(folder: Path) -> ModelShape:
     except InvalidFieldError as error:
         raise EnvironmentProblemError(f"config.json of `{folder}`: {error}", hint="fetch the model again") from error
     return shape_of(config, folder)
+
+
+def _known_reason(written: Mapping[str, Any]) -> str:
+    """Return why ppoctl does not train a model of an unknown family, if a field of its configuration shows it."""
+    if "text_config" in written:
+        return ": it has `text_config`, and only models of text are trained"
+    if "linear_key_head_dim" in written:  # a gated delta net: Qwen3-Next, Qwen3.5
+        return ": it has linear attention, whose state the trainer does not reset between packed sequences"
+    return ""
 
 
 def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:

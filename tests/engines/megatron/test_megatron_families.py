@@ -88,9 +88,16 @@ def test_reads_gemma3_config():
     assert (shape.norm_offset, shape.post_norms, shape.qkv_bias, shape.qk_norm) == (True, True, False, True)
 
 
-def test_model_of_text_and_images_is_rejected_with_the_reason(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {"hidden_size": 8}}))
-    with pytest.raises(RecipeError, match="`gemma3` is not supported: it has `text_config`, and only models of text"):
+@pytest.mark.parametrize(
+    ("family", "fields", "reason"),
+    [
+        ("gemma3", {"text_config": {"hidden_size": 8}}, "it has `text_config`, and only models of text"),
+        ("qwen3_5_text", {"linear_key_head_dim": 128}, "it has linear attention, whose state"),
+    ],
+)
+def test_model_of_an_unsupported_kind_is_rejected_with_the_reason(tmp_path, family, fields, reason):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **fields}))
+    with pytest.raises(RecipeError, match=f"`{family}` is not supported: {reason}"):
         read_shape(tmp_path)
 
 
