@@ -84,6 +84,25 @@ def test_taken_rollouts_have_the_episodes_of_their_rows() -> None:
         take(TWICE, [FIRST, with_episodes[1]])
 
 
+def test_taken_rollouts_and_logprobs_have_the_experts_of_their_inputs() -> None:
+    """Inputs are all tokens of a row but the last: 2 and 2 in the first round, 5 and 1 in the second."""
+    one, two = (
+        torch.tensor(rows, dtype=torch.uint8) for rows in ([[1], [2], [3], [4]], [[5], [6], [7], [8], [9], [0]])
+    )
+    expected = [[5], [6], [7], [8], [9], [3], [4], [5], [6], [7], [8], [9], [1], [2]]
+    taken = take(TWICE, [replace(FIRST, experts=one), replace(SECOND, experts=two)])
+    assert taken.experts is not None
+    assert taken.experts.tolist() == expected
+    assert taken.routed_sequences.experts.tolist() == expected
+    logprobs = [
+        Logprobs("actor@0:abc", {}, experts=experts, input_lengths=each.input_lengths)
+        for experts, each in ((one, FIRST), (two, SECOND))
+    ]
+    of_logprobs = take(TWICE, logprobs)
+    assert of_logprobs.experts is not None
+    assert of_logprobs.experts.tolist() == expected
+
+
 def test_taken_rewards_have_the_scores_of_their_samples() -> None:
     first = Rewards(torch.tensor([0.5, 0.0]), torch.tensor([0, 2]), {"words": [2.0, 0.0]}, ["", "boom"], ["x", None])
     second = Rewards(torch.tensor([1.0, 0.25]), torch.tensor([0, 0]), {"marks": [7.0, None]}, ["", ""], ["y", "z"])

@@ -177,7 +177,16 @@ def test_leftover_samples_are_removed_when_their_stage_is_reused(tmp_path: Path)
 
 
 def test_finished_samples_round_trip(paths: RunPaths) -> None:
-    odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
+    odd = Sample(
+        "p#1",
+        (151_000,),
+        (-1 / 3,),
+        False,
+        'an "\u00e4"\n\U0001f600',
+        "actor@0:aa+r1",
+        sends=2,
+        experts=b"\x07\xff\x00",
+    )
     parts = FinishedSampleFiles(paths, claim(paths), every_s=float("inf"))
     with suppress(StopError), parts.writer(ONE) as keep:
         keep(a_sample("p#0"))

@@ -1,17 +1,22 @@
 """A value head on the actor's model: a joint step equals that of the textbook, for two values of each of its keys."""
 
+import json
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fakes.bigram import experts_in
 from ppoctl.algorithms.joint import JOINT_CORRECTED
+from ppoctl.algorithms.stages.values import with_extra_token
 from ppoctl.algorithms.trace import trace
+from ppoctl.core.batch.records import TRUNCATED
 from ppoctl.recipe.schema import Recipe
 from wiring import harness
 from wiring.cases import each_key, holds
-from wiring.harness import numbers_of, wired_and_textbook, with_keys
+from wiring.harness import moved_table, numbers_of, wired_and_textbook, with_keys
 
 HEAD: dict[str, Any] = {
     "critic": {"on": "actor", "head": "linear", "layers_copied": 0},
@@ -86,3 +91,28 @@ def test_bootstrap_changes_the_fingerprint_of_the_stage_that_computes_values() -
 def _fingerprints(changes: dict[str, Any]) -> dict[str, str]:
     recipe = Recipe.model_validate(with_keys({**deepcopy(HEAD), **changes}))
     return {stage.name: stage.fingerprint(recipe) for stage in trace(JOINT_CORRECTED).stages}
+
+
+@holds("actor.router_replay")
+@pytest.mark.parametrize("replay", ["generator", "trainer"])
+def test_extra_tokens_of_bootstrap_values_have_no_given_experts(replay: str) -> None:
+    """A truncated response is one token longer in the pass that computes its bootstrap value. The record has the
+    experts of real inputs only, and the router chooses for the last real token, which becomes an input."""
+    changes = {**deepcopy(HEAD), "ppo.truncated": "bootstrap", "actor.router_replay": replay}
+    played = harness.played(json.dumps(with_keys(changes)))
+    truncated = played.rollouts.finish == TRUNCATED
+    assert 0 < int(truncated.sum()) < len(truncated)
+    inputs = torch.cat([ids[:-1] for ids in played.rollouts.sequences.unpadded()])
+    head = torch.cat([moved_table("actor"), moved_table("critic")[:, None]], dim=1)
+    if replay == "trainer":
+        assert played.logprobs.experts is not None
+        assert torch.equal(played.logprobs.experts.long(), experts_in(head)[inputs])
+    else:
+        longer = with_extra_token(played.rollouts.routed_sequences, truncated)
+        assert longer.experts is not None
+        by_row = longer.experts.split(longer.input_lengths.tolist())
+        assert [bool((row < 0).any()) for row in by_row] == truncated.tolist()
+        assert all(int(row[-1]) == -1 for row, is_longer in zip(by_row, truncated.tolist(), strict=True) if is_longer)
+        assert torch.equal(
+            torch.cat(by_row)[torch.cat(by_row) >= 0].to(torch.uint8), played.rollouts.experts.flatten()
+        )

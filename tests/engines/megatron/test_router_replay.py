@@ -182,3 +182,19 @@ def forced(kind: str, rollouts: lab.TrainerBatch, given: Tensor) -> tuple[Tensor
                 return lab.token_outputs(model, rollouts, TEMPERATURE).primary, gradient
     finally:
         noted.remove()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_reference_chooses_its_own_experts(pool: RankPool, model: Model, recompute: str) -> None:
+    """The reference has the weights of the actor: with the given experts, it would be equal to the actor."""
+    rollouts = lab.make_rollouts()
+    actor = started(pool, settings_of(model, "qwen3-moe", "alone", recompute=recompute))
+    given = others_of(chosen_by_transformers("qwen3-moe", rollouts), 4).flatten(1).short()
+    batch, reading = replace(rollouts, experts=given), OutputRequest(temperature=TEMPERATURE)
+    own = actor.logprobs(rollouts, reading).primary
+    outputs = actor.logprobs(batch, replace(reading, reference=True, full_kl=True))
+    assert outputs.reference is not None
+    assert outputs.full_kl is not None
+    FLOAT32.check(outputs.reference, own)
+    assert float((outputs.primary - own).abs().max()) > 0.1
+    assert float(outputs.full_kl[rollouts.mask].mean()) > 0.01

@@ -50,7 +50,7 @@ class Running:
 
     def _start(self, folder: Path | None) -> Engine:
         plain = settings_for(self.folder, dtype=self.dtype)  # type: ignore[arg-type]
-        settings = dataclasses.replace(plain, max_model_len=64, returns_experts=True)
+        settings = dataclasses.replace(plain, max_model_len=192, returns_experts=True)
         return Engine(settings, folder=None if folder is None else str(folder))
 
     def moved(self, by: float) -> Weights:
@@ -149,25 +149,26 @@ def chosen_by_transformers(folder: Path, sequence: list[int]) -> Tensor:
 
 
 def test_engine_returns_the_experts_of_its_routers(running: Callable[..., Running]) -> None:
-    """For each request, prompts of equal beginnings included, and only if the request asks for them."""
+    """For each request that asks for them, also if an earlier request had the same prompt, longer than a block of the
+    KV cache."""
     one = running(*CASES[0])
     one.weights = load_file(one.folder / "model.safetensors")
     one.load(one.weights)
-    requests = [GenerationRequest(str(seed), PROMPT[: 3 + seed % 2], seed) for seed in range(5)]
+    requests = [GenerationRequest(str(seed), 7 * PROMPT + PROMPT[: 1 + seed % 2], seed) for seed in range(5)]
     asking = SamplingParams(temperature=1.0, max_new_tokens=9, returns_experts=True)
     finished: list[GenerationOutput] = []
-    for params in (asking, dataclasses.replace(asking, returns_experts=False)):
+    for params in (dataclasses.replace(asking, returns_experts=False), asking):
         begun, ended = requests, list[GenerationOutput]()
         while len(ended) < len(requests):
             ended += one.engine.advance(begun, params)
             begun = []
         finished += sorted(ended, key=lambda output: output.id)
-    for request, output in zip(requests, finished, strict=False):
+    for request, output in zip(requests, finished[len(requests) :], strict=True):
         sequence = [*request.prompt, *output.tokens[:-1]]
         found = torch.tensor(list(output.experts)).view(len(sequence), 2, 2)
         expected = chosen_by_transformers(one.folder, sequence)
         assert torch.equal(found.sort(-1).values, expected.sort(-1).values)
-    assert [output.experts for output in finished[len(requests) :]] == [b""] * len(requests)
+    assert [output.experts for output in finished[: len(requests)]] == [b""] * len(requests)
     assert not one.engine._llm.collective_rpc("ppoctl_take_experts", args=({},))[0]
 
 
