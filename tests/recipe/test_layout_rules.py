@@ -180,11 +180,24 @@ def test_expert_ranks_require_model_with_experts(key: str, size: int) -> None:
 
 def test_replay_requires_experts_and_a_forward_pass(experts: str) -> None:
     replays = "actor.router_replay=trainer"
-    with pytest.raises(RecipeError, match=r"at most 256 in a layer .* but the model has no experts") as caught:
+    with pytest.raises(RecipeError, match="the model has no experts that a pass could use again") as caught:
         load([QUICKSTART], [replays])
     assert "--set actor.router_replay=off" in str(caught.value.hint)
     assert "but there is none" in str(refusal([QUICKSTART], [experts, replays, "ppo.old_logprobs=sampler"]))
     assert load([QUICKSTART], [experts, replays]).recipe.actor.router_replay == "trainer"
+    several = ["rollout.tokens_per_step=8", "ppo.rollout_correction.kind=tis"]
+    assert "a response has several" in str(
+        refusal([QUICKSTART], [experts, "actor.router_replay=generator", *several])
+    )
+    load([QUICKSTART], [experts, replays, *several])
+
+
+def test_replay_requires_experts_that_a_byte_can_number(tmp_path: Path) -> None:
+    sizes = {"num_key_value_heads": 2, "num_experts": 300, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    many = model_as_read(tmp_path, model_type="qwen3_moe", **sizes)
+    assert "for at most 256 in a layer; the model has 300" in str(
+        refusal([QUICKSTART], [many, "actor.router_replay=trainer"])
+    )
 
 
 @pytest.mark.parametrize(

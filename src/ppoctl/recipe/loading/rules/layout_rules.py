@@ -182,9 +182,10 @@ def check_replayed_routers_exist(recipe: Recipe) -> Iterator[Finding]:
         return
     shape = model.shape
     if shape is not None and (shape.experts is None or shape.experts.count > _MOST_REPLAYED):
-        what = "no experts" if shape.experts is None else f"{shape.experts.count} experts in a layer"
+        count = 0 if shape.experts is None else shape.experts.count
+        many = f"records have one byte for an expert, for at most {_MOST_REPLAYED} in a layer; the model has {count}"
         yield conflict(
-            f"the experts of at most {_MOST_REPLAYED} in a layer can be used again, but the model has {what}",
+            many if count else "the model has no experts that a pass could use again",
             (key, model.key),
             "--set actor.router_replay=off",
         )
