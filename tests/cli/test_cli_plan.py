@@ -196,7 +196,7 @@ largest items in critic_update, and what to do
   if every role is offloaded, no stage needs more than 66.2 GiB (rollout):
     --set 'cluster.offload=["actor", "critic", "generator"]'
 """
-    assert out[out.index("memory") :] == screen
+    assert out[out.index("memory (") :] == screen
 
 
 def test_plan_with_each_process_on_its_own_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,3 +361,29 @@ def test_plan_reports_engines_that_cannot_start(capsys: pytest.CaptureFixture[st
         "  vLLM will not start: a sequence of full length needs 2.08 MiB, more than its KV cache has; raise\n"
         "  `generator.kv_cache_mib`\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows"),
+    [
+        (
+            "verl/moonlight16b_a3b_gsm8k_megatron",
+            """\
+  transfer          29.7 GiB
+                    about 45s without the network: one H100 sent 2.9 GiB of a dense model through host memory in 4.4s
+                    about 1m 51s if the engines restart: only if vLLM computes experts without Triton's kernels
+""",
+        ),
+        (
+            "own/qwen1.5-moe-lora-80g",
+            """\
+  transfer          26.7 GiB first, then 2.3 GiB
+                    the first about 14s: one H100 sent 2.9 GiB of a dense model through GPU memory in 1.5s
+                    about 1m 42s if the engines restart: only if vLLM computes experts without Triton's kernels
+""",
+        ),
+    ],
+)
+def test_plan_of_a_transfer(capsys: pytest.CaptureFixture[str], recipe: str, rows: str) -> None:
+    out = output_of(capsys, str(ROOT / "recipes" / f"{recipe}.toml"), "--gpu-gib", "80")
+    assert out[out.index("  transfer ") : out.index("\nalgorithm")] == rows

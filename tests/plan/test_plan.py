@@ -10,8 +10,10 @@ import pytest
 
 from ppoctl.algorithms.sizes import learning_rate_of, planned_updates
 from ppoctl.algorithms.stages.shaping import shaping_steps
+from ppoctl.core import units
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.run_plan import plan
+from ppoctl.plan.transfer import TransferPlan
 from ppoctl.recipe.loading.load import load
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
@@ -19,9 +21,8 @@ from ppoctl.store.saved_by import SavedBy, saved_by
 from recipe.conftest import Write
 from rewards.reward_models import reward_model
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
-
-MODELS = Path(__file__).parents[2] / "recipes/models"
+RECIPES = Path(__file__).parents[2] / "recipes"
+QUICKSTART, MODELS = RECIPES / "quickstart", RECIPES / "models"
 
 
 def test_planned_batches_and_updates(smallest: Path) -> None:
@@ -366,3 +367,60 @@ def test_plan_advises_engines_that_fit_and_that_the_loader_accepts(smallest: Pat
     assert advised(80.0, "generator.tensor=2") == 1
     assert advised(80.0, "cluster={placement='apart', weights='broadcast', offload=[]}") == 1
     assert advised(80.0, "generator.gpu_memory_frac=0.99") == 1
+
+
+MOE_LAYER = 4 * 2048**2 + 3 * 2048 + 3 * 2048 * 5632
+"""Parameters of attention, its biases, and the shared expert of a layer of Qwen1.5-MoE."""
+MOE_BYTES = 2 * (24 * (MOE_LAYER + 60 * 3 * 2048 * 1408 + 61 * 2048 + 2 * 2048) + 2048 + 2 * 151936 * 2048)
+"""26.665 GiB: also experts, router, gate of the shared expert, norms, embedding and output layer."""
+LORA = "actor.train={lora={rank=8}}"
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "sets", "later", "through", "seconds"),
+    [
+        (80.0, [], MOE_BYTES, "GPU memory", 13.79),  # 26.665 / 2.9 x 1.5
+        (80.0, ["cluster.weights=store"], MOE_BYTES, "host memory", 40.46),  # 26.665 / 2.9 x 4.4
+        (80.0, ["generator.engines=9"], MOE_BYTES, "host memory", 40.46),  # two nodes
+        (80.0, ["cluster={placement='apart', weights='broadcast'}"], MOE_BYTES, None, None),
+        (80.0, [LORA], 2 * 24 * MOE_LAYER, "GPU memory", 13.79),
+        (80.0, [LORA, "cluster.offload=['actor']"], 2 * 24 * MOE_LAYER, "GPU memory", 13.79),
+        (80.0, [LORA, "cluster.offload=['generator']"], MOE_BYTES, "GPU memory", 13.79),
+        (None, [LORA], 2 * 24 * MOE_LAYER, None, None),
+    ],
+)
+def test_transfer_of_a_mixture(
+    smallest: Path, gpu_gib: float | None, sets: list[str], later: int, through: str | None, seconds: float | None
+) -> None:
+    model = [f"model.path={MODELS / 'Qwen--Qwen1.5-MoE-A2.7B-Chat'}", "model.dtype=bfloat16"]
+    found = plan(load([smallest], [*model, *sets], {}).recipe, gpu_gib).transfer
+    assert found is not None
+    assert (found.bytes, found.later_bytes, found.through) == (MOE_BYTES, later, through)
+    assert found.seconds == (None if seconds is None else pytest.approx(seconds, abs=0.01))
+    # 40.46 s through host memory, 26.665 / 26 x 41 s to write, 19 s to start
+    restart = None if gpu_gib is None else pytest.approx(101.51, abs=0.01)
+    assert found.restart_seconds == restart
+
+
+def test_engines_of_a_dense_model_never_restart_for_a_transfer(smallest: Path) -> None:
+    """862,336 parameters in float32."""
+    model = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
+    found = plan(load([smallest], model, {}).recipe, 80.0).transfer
+    size = 4 * 862_336
+    assert found == TransferPlan(size, size, "GPU memory", pytest.approx(size / 2**30 / 2.9 * 1.5), None)
+    assert plan(load([smallest], ["model.path=org/gone"], {}).recipe, 80.0).transfer is None
+
+
+@pytest.mark.parametrize("name", ["qwen1.5_moe_a2.7b-gsm8k_megatron", "moonlight16b_a3b_gsm8k_megatron"])
+def test_table_of_transfers_equals_plan(name: str) -> None:
+    planned = plan(load([RECIPES / f"verl/{name}.toml"], [], {"PPOCTL_DATA": "/data"}).recipe, 80.0)
+    memory, transfer = planned.memory, planned.transfer
+    assert memory is not None
+    assert transfer is not None
+    [place] = memory.places
+    [in_place] = (stage.bytes for stage in place.stages if stage.stage == "rollout")
+    found = (transfer.bytes, in_place, in_place - memory.sending.experts)
+    weights, changing, restarting = map(units.size, found)
+    in_place_s, restart_s = f"{transfer.seconds:.0f} s", f"{transfer.restart_seconds:.0f} s"
+    row = f"| `verl/{name}` | {weights} | {in_place_s}, {changing} in `rollout` | {restart_s}, {restarting} |"
+    assert row in (RECIPES.parent / "docs/gpu.md").read_text()

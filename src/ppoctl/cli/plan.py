@@ -9,10 +9,12 @@ from ppoctl.cli import plan_fit, plan_summary, render, submission, summary
 from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 from ppoctl.core import units
+from ppoctl.core.clock import duration
 from ppoctl.core.errors import RecipeError, as_typed, quoted
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
+    from ppoctl.plan.transfer import TransferPlan
     from ppoctl.recipe.schema import Recipe
 
 PlanRow = tuple[str, str]
@@ -126,6 +128,25 @@ def _batch_rows(planned: "Plan") -> Iterator[PlanRow]:
         flops = _at_most(batch, f"{least.total / 1e12:.3g} TFLOP", f"{work.total / 1e12:.3g} TFLOP")
         yield "computation", f"{flops}: {shares}"
         yield "seconds", "not estimated: the speed of this machine is known only after a step has run"
+    if planned.transfer is not None:
+        yield from _transfer_rows(planned.transfer, planned.devices)
+
+
+def _transfer_rows(transfer: "TransferPlan", devices: int) -> Iterator[PlanRow]:
+    """Yield the bytes of weights for the engines, and seconds with the measurement from which they are estimated."""
+    from ppoctl.plan.transfer import SENT_GIB, SENT_S
+    from ppoctl.recipe.parallel import GPUS_PER_NODE
+
+    size, is_partial = units.size(transfer.bytes), transfer.later_bytes < transfer.bytes
+    yield "transfer", f"{size} first, then {units.size(transfer.later_bytes)}" if is_partial else size
+    if transfer.through is not None:
+        about = f"{'the first ' if is_partial else ''}about {duration(transfer.seconds)}"
+        without = " without the network" if devices > GPUS_PER_NODE else ""
+        measured = f"through {transfer.through} in {duration(SENT_S[transfer.through])}"
+        yield "", f"{about}{without}: one H100 sent {SENT_GIB} GiB of a dense model {measured}"
+    if transfer.restart_seconds is not None:
+        restart = f"about {duration(transfer.restart_seconds)} if the engines restart"
+        yield "", f"{restart}: only if vLLM computes experts without Triton's kernels"
 
 
 def _at_most(batch: "BatchPlan", fewest: str, most: str) -> str:

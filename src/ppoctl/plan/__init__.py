@@ -7,6 +7,7 @@ algorithm       the choices of the recipe, in words
 step_work       uses of models in a step: the basis of FLOPs, seconds and residency
 flops           FLOPs of a step
 disk_space      states and records
+transfer        bytes of weights that are sent to the engines, and seconds of it as measured
 trained_part    parameters of a role that train
 shared_sizes    shapes of models, rows of stages, microbatches of a rank
 fit/            `plan --fit`: settings with which a recipe fits on some GPUs

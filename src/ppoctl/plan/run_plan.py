@@ -29,6 +29,7 @@ from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit, with_tota
 from ppoctl.plan.memory.generator_memory import advised_engines
 from ppoctl.plan.shared_sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
+from ppoctl.plan.transfer import TransferPlan, transfer_of
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe
@@ -181,6 +182,8 @@ class Plan:
     """FLOPs of one step, in the maximum number of rounds; None: a model is not on this machine."""
     work_min: WorkPlan | None
     """FLOPs of one step in the minimum number of rounds."""
+    transfer: TransferPlan | None
+    """Transfer of the policy's weights to the engines; None: a model is not on this machine."""
     storage: StoragePlan
     memory: Memory | None
     """Estimated bytes of the run; None: a model is not a local folder of a known family."""
@@ -216,6 +219,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         evaluation=_evaluation(recipe, eval_sets),
         work=work_of(recipe, choose),
         work_min=work_of(recipe, choose, most=False),
+        transfer=None if memory is None else transfer_of(recipe, memory),
         storage=storage_of(recipe, choose),
         memory=memory,
     )

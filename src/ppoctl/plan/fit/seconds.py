@@ -1,8 +1,9 @@
 """Estimated time of a PPO step, to compare settings. The arithmetic is that of docs/scaling.md.
 
 Most of the constants are assumed, so only ratios of times have a meaning. All responses are assumed to have full
-length. Stages run one after the other, and communication does not overlap with computation. Only decoding overlaps
-with all other work if generation is ahead of training (`rollout.ahead`).
+length. The transfer of weights to the engines is not counted. Stages run one after the other, and communication does
+not overlap with computation. Only decoding overlaps with all other work if generation is ahead of training
+(`rollout.ahead`).
 
     decoding        engines read the weights and the KV cache once per token, for all sequences at once
     passes          FLOPs of log-probs, values and reference
