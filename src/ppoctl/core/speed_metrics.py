@@ -92,6 +92,12 @@ MISMATCH_EXPERTS_DIFFER_FRAC = Metric(
     "experts of the update that its own routers would not have chosen (`actor.router_replay`)",
     "below 0.1", "lower",
 )  # fmt: skip
+POLICY_ROUTER_AUX_LOSS = Metric(
+    "policy/router_aux_loss", "factor",
+    "balance loss of a layer without its coefficient, mean over layers and optimizer steps"
+    " (`actor.router_aux_loss_coef`)",
+    "near 1, steady", "lower",
+)  # fmt: skip
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
@@ -102,7 +108,9 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 
 def load_metrics(stage: str) -> tuple[str, ...]:
     """Return the names of the metrics of experts, which only the update of the actor has."""
-    of_experts = POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC, MISMATCH_EXPERTS_DIFFER_FRAC
+    of_experts = (
+        POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC, POLICY_ROUTER_AUX_LOSS, MISMATCH_EXPERTS_DIFFER_FRAC,
+    )  # fmt: skip
     return tuple(metric.name for metric in of_experts) if stage == "actor_update" else ()
 
 
