@@ -16,10 +16,15 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
-    """Return the metrics of the second step of two. A mixture trains the experts of its old log-probs."""
+    """Return the metrics of the second step of two. A mixture trains the experts of its old log-probs, and balances
+    them, also by their biases if they have some that train."""
     optimizer = {"optimizer": {"lr": 1e-3}}
-    has_experts = read_shape(model).experts is not None
+    experts = read_shape(model).experts
+    has_experts = experts is not None
     actor = {**optimizer, "router_replay": "trainer" if has_experts else "off"}
+    actor |= {"router_aux_loss_coef": 0.01} if has_experts else {}
+    if experts is not None and experts.sigmoid is not None and not set(ADAPTERS) <= set(sets):
+        actor["router_bias_rate"] = 0.01
     tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": actor, "critic": optimizer}
     # No answer of a random model is right: tokens differ only in their discounted distance to the end.
     reward = {"kind": "gsm8k", "scale": {"from": [0, 1], "to": [-1, 1]}}
@@ -35,6 +40,7 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     assert found[0]["policy/approx_kl"] > 1e-4  # the second step samples from other weights
     differ = [step.get("mismatch/experts_differ_frac") for step in found]
     assert all(0 < each < 0.5 for each in differ) if has_experts else differ == [None, None]
+    assert ("policy/router_aux_loss" in found[1]) == has_experts
     return found[1]
 
 

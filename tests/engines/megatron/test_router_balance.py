@@ -30,10 +30,12 @@ from ppoctl.algorithms.stages.objective import Terms
 from ppoctl.core.errors import NonFiniteError
 from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import OutputRequest, TokenOutputs, Totals
+from ppoctl.engines.megatron.low_rank import adapters_in
 from ppoctl.engines.megatron.megatron_config import RouterBalance
 from ppoctl.engines.megatron.packed_input import SequenceShares
 from ppoctl.engines.megatron.router import ExpertRouter, SigmoidRouter, SoftmaxRouter, routers_in, update_biases
 from ppoctl.models.head import SharedValueHead
+from ppoctl.models.lora import Lora
 from ppoctl.models.shape import SigmoidRouting
 from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
@@ -269,7 +271,7 @@ def test_bias_is_updated_as_by_megatron_core(fresh):
     try:
         for made, each in zip(routers, loads, strict=True):
             made.step_loads = each
-        update_biases([each.decoder for each in rank.models], RATE)
+        update_biases(rank.models, RATE)
         EXACT.check(torch.stack([made.expert_bias for made in routers]), expected)
         assert torch.equal(routers[0].expert_bias[2], before[0][2])
         assert all(made.step_loads is None for made in routers)
@@ -293,17 +295,40 @@ def test_biases_are_a_part_of_saved_states(
 
 
 def test_step_that_is_not_taken_changes_no_bias(model):
+    """The next step does not count its loads, with which other biases would rise."""
     settings = replace(lab.actor(model(SIGMOID)).settings, balance=RouterBalance(bias_rate=RATE))
     actor, rollouts = lab.started(settings), lab.make_rollouts()
     infinite = lab.policy_objective(rollouts, weights=torch.full(rollouts.tokens.shape, torch.inf))
     with pytest.raises(NonFiniteError):
-        actor.update(rollouts, [lab.minibatch(rollouts)], infinite)
+        actor.update(rollouts, [lab.minibatch(rollouts, [3, 4])], infinite)
     lab.assert_same(biases_in(lab.weights_of(actor)), source_biases())
-    rows = [3, 1]
-    actor.update(
-        rollouts, [lab.minibatch(rollouts, rows, step=replace(lab.STEP, lr=0.0))], lab.policy_objective(rollouts)
+    still = lab.minibatch(rollouts, [0], step=replace(lab.STEP, lr=0.0))
+    actor.update(rollouts, [still], lab.policy_objective(rollouts))
+    expected, both = (updated_biases(SIGMOID, rollouts, [rows]) for rows in ([0], [0, 3, 4]))
+    lab.assert_same(biases_in(lab.weights_of(actor)), expected)
+    assert any(not torch.equal(bias, both[name]) for name, bias in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["qwen3-moe", SIGMOID])
+def test_gradient_of_adapters_has_the_loss(model, kind):
+    """Routers are frozen, so the loss reaches adapters through hidden states. While B is 0, its gradient is that of
+    the merged weight times A."""
+    settings = replace(lab.actor(model(kind)).settings, balance=RouterBalance(aux_loss_coef=COEF))
+    rollouts = lab.make_rollouts()
+    whole, adapted = (
+        lab.started(replace(settings, trainable=Trainable(lora=lora))) for lora in (None, Lora(rank=3, alpha=6.0))
     )
-    lab.assert_same(biases_in(lab.weights_of(actor)), updated_biases(SIGMOID, rollouts, [rows]))
+    for actor in (whole, adapted):
+        still = lab.minibatch(rollouts, step=replace(lab.STEP, lr=0.0))
+        actor.update(rollouts, [still], lab.policy_objective(rollouts))
+    matrices = adapters_in(lab.rank_of(adapted).models)
+    expected = lab.gradients_of(whole)
+    found = {name: own.b.main_grad for name, (own, _) in matrices.items()}
+    assert len(found) > 10
+    assert (
+        gap(found, {name: 2.0 * expected[name] @ own.a.detach().T for name, (own, _) in matrices.items()})
+        < GRADIENT_GAP
+    )
 
 
 def test_copied_layers_of_a_value_head_are_not_balanced(model):

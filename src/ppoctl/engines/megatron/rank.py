@@ -381,7 +381,7 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         grad_norm = optimizer.gradient_norm(self.optimizer)
         self._require_finite("gradient norm", grad_norm, number)
         optimizer.step(self.optimizer, minibatch.step, grad_norm)
-        update_biases([model.decoder for model in self.models], self.settings.balance.bias_rate)
+        update_biases(self.models, self.settings.balance.bias_rate)
         return RankStepResult(loss, grad_norm, self._share(microbatches, results))
 
     def _require_finite(self, quantity: str, value: float, number: int) -> None:

@@ -161,11 +161,11 @@ def forget_step_loads(models: Iterable[torch.nn.Module]) -> None:
 
 
 @torch.no_grad()
-def update_biases(decoders: Iterable[torch.nn.Module], rate: float) -> None:
+def update_biases(models: Iterable[torch.nn.Module], rate: float) -> None:
     """Change the bias of each expert by `rate`: up if its load in this optimizer step is below the mean of its layer,
     down if it is above (Wang et al. 2024, arXiv:2408.15664, algorithm 1). Collective over all ranks with the same
-    layers. `decoders`: the layers of the model, without those of a value head."""
-    routers = [router for router in routers_in(decoders) if isinstance(router, SigmoidRouter)]
+    layers. A router that has counted no token on any rank, such as that of a value head's copied layer, keeps it."""
+    routers = [router for router in routers_in(models) if isinstance(router, SigmoidRouter)]
     if not rate or not routers:
         return
     none = torch.zeros_like(routers[0].expert_bias, dtype=torch.int64)
