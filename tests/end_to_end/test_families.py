@@ -16,11 +16,15 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
-    """Return the metrics of the second step of two. A mixture trains the experts that generator or trainer chose."""
+    """Return the metrics of the second step of two. A mixture trains the experts that generator or trainer chose, and
+    balances them, also by their biases if they have some that train."""
     optimizer = {"optimizer": {"lr": 1e-3}}
     experts = read_shape(model).experts
     replay = "off" if experts is None else "trainer" if experts.shared_gate else "generator"
     actor = {**optimizer, "router_replay": replay}
+    actor |= {} if experts is None else {"router_aux_loss_coef": 0.01}
+    if experts is not None and experts.sigmoid is not None and not set(ADAPTERS) <= set(sets):
+        actor["router_bias_rate"] = 0.01
     tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": actor, "critic": optimizer}
     # No answer of a random model is right: tokens differ only in their discounted distance to the end.
     reward = {"kind": "gsm8k", "scale": {"from": [0, 1], "to": [-1, 1]}}
@@ -39,6 +43,7 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     # In float32 the trainer's routers choose as the generator's do, and an update changes their choice.
     assert replay != "generator" or max(differ) < 0.01
     assert replay != "trainer" or min(differ) > 0
+    assert ("policy/router_aux_loss" in found[1]) == (experts is not None)
     return found[1]
 
 

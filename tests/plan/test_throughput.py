@@ -187,3 +187,14 @@ def test_loads_of_experts_are_added_over_ranks_and_passes(smallest: Path) -> Non
     assert "policy/expert_load_max" not in meter.metrics("critic_update", "update", during)
     dense = meter.metrics("actor_update", "update", replace(during, passes=(measured("train"),)))
     assert "policy/expert_load_max" not in dense
+
+
+def test_balance_loss_is_a_mean_over_layers_and_minibatches(smallest: Path) -> None:
+    """Two ranks have parts of two minibatches in a layer, with losses 1.5 and 1.7; a third has one more layer."""
+    measurements = Measurements()
+    parts = ((2.0, 1.25), (1.2, 0.75), (2.4, 2.0))
+    measurements.add_pass(measured("train"), [ProcessUsage(0, 0.0, router_aux_loss=part) for part in parts])
+    during, meter = measurements.take(), StageMeter(recipe_of(smallest), lambda _: None)
+    assert meter.metrics("actor_update", "update", during)["policy/router_aux_loss"] == pytest.approx(1.4)
+    without = replace(during, passes=(measured("train"),))
+    assert "policy/router_aux_loss" not in meter.metrics("actor_update", "update", without)

@@ -200,6 +200,23 @@ def test_replay_requires_experts_that_a_byte_can_number(tmp_path: Path) -> None:
     )
 
 
+def test_balance_requires_experts_and_a_bias_that_is_saved(experts: str) -> None:
+    loss, bias = "actor.router_aux_loss_coef=0.001", "actor.router_bias_rate=0.001"
+    for key in (loss, bias):
+        caught = refusal([QUICKSTART], [key])
+        assert "the model has no experts to balance" in str(caught)
+        assert f"--set {key.partition('=')[0]}=0" in str(caught.hint)
+    load([QUICKSTART], [experts, loss, "actor.train={top_layers=1}"])
+    if "deepseek" not in Path(experts.partition("=")[2].strip('"'), "config.json").read_text():
+        assert "have no bias that balances" in str(refusal([QUICKSTART], [experts, bias]))
+        return
+    assert load([QUICKSTART], [experts, loss, bias]).recipe.actor.router_bias_rate == 0.001
+    for part in ("actor.train={top_layers=1}", "actor.freeze=*.router.weight"):
+        caught = refusal([QUICKSTART], [experts, bias, part])
+        assert "biases of routers only if all parameters train" in str(caught)
+        assert "--set actor.router_bias_rate=0" in str(caught.hint)
+
+
 @pytest.mark.parametrize(
     "table",
     [

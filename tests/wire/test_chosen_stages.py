@@ -200,6 +200,7 @@ REACHES: Mapping[str, tuple[str, ...]] = {
 `joint`: the update of the actor, if it trains a value head."""
 ELSEWHERE = ("name", "steps", "model", "data", "cluster", "actor.train", "actor.freeze", "critic.train",
              "critic.freeze", "critic.on", "critic.head", "critic.layers_copied", "ppo.critic_only_steps",
+             "actor.router_aux_loss_coef", "actor.router_bias_rate",
              "ppo.value_loss.coef", "rollout.max_prompt_tokens", "rollout.groups.round_prompts",
              "rollout.groups.critic_sees", "rollout.ahead", "rollout.tokens_per_step",
              "rollout.accept_stale", "ppo.resample.order", "eval.environment", "reward",

@@ -7,6 +7,7 @@ import torch
 
 from fakes.fingerprints import stages_that_read
 from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.engines.megatron.megatron_config import RouterBalance
 from ppoctl.models.lora import Lora
 from ppoctl.models.trainable import Trainable
 from ppoctl.recipe.schema import Recipe
@@ -110,6 +111,16 @@ def test_adapters_of_a_role_start_from_the_folder_of_the_recipe(key: str, change
     assert folders == {name: "/adapter" if name == role else None for name in folders}
     assert {trainer_settings(drawn, name).adapters for name in folders} == {None}
     assert f"{role}_update" in stages_that_read(drawn, read) <= {f"{role}_update", "logprobs"}
+
+
+@each_key("key, value", [("actor.router_aux_loss_coef", 0.01), ("actor.router_bias_rate", 0.002)])
+def test_experts_of_the_actor_are_balanced_as_the_recipe_sets(key: str, value: float) -> None:
+    as_is, other = (Recipe.model_validate(with_keys(written)) for written in ({}, {key: value}))
+    expected = RouterBalance(value, 0.0) if key.endswith("coef") else RouterBalance(0.0, value)
+    found = {role: trainer_settings(other, role).balance for role in ("actor", "critic")}
+    assert found == {"actor": expected, "critic": RouterBalance(0.0, 0.0)}
+    assert trainer_settings(as_is, "actor").balance == RouterBalance(0.0, 0.0)
+    assert stages_that_read(as_is, other) == {"actor_update"}
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from ppoctl.algorithms.optimizer_table import OptimizerTable
-from ppoctl.core.recipe_table import RESULTS, SPEED, Array, AtLeastOne, ParallelTable, Table
+from ppoctl.core.recipe_table import RESULTS, SPEED, Array, AtLeastOne, NotNegative, ParallelTable, Table
 from ppoctl.models.trainable_tables import BY_ON, PatternsOrOne, Train, ValueHeadTable
 
 Recompute = Literal["none", "selective", "full"]
@@ -90,6 +90,27 @@ class ActorTable(TrainedTable):
     again, and have their gradient.
     Default of: no system replays by default; the key exists in NeMo-RL (`policy.router_replay`) and verl
     (`actor.router_replay`).
+    """
+    router_aux_loss_coef: Annotated[float, RESULTS, NotNegative] = 0.0
+    """Coefficient of a loss that balances the experts of a mixture in each sequence (Megatron-Core's
+    `seq_aux_loss`), summed over layers; 0: there is no such loss. T is the number of input tokens of a sequence, with
+    its prompt. tokens_i are those that use expert i, also if a bias or `router_replay` chose it. Scores s_ti of a
+    token have the sum 1: a sigmoid router divides them by their sum. `policy/loss` does not contain this loss.
+
+    Formula: loss = coef mean_sequences sum_i f_i P_i; f_i = experts / (k T) tokens_i; P_i = 1/T sum_t s_ti
+    Source: DeepSeek-AI 2024 (arXiv:2412.19437), eq. 17 to 20
+    Default of: NeMo-RL, OpenRLHF, and verl except for DeepSeek-V3 (the model's `aux_loss_alpha`, or 0.001)
+    Figures: policy/router_aux_loss, policy/expert_load_max
+    """
+    router_bias_rate: Annotated[float, RESULTS, NotNegative] = 0.0
+    """Change of the bias of each expert of a sigmoid router after an optimizer step (Megatron-Core's
+    `moe_router_bias_update_rate`): up if the expert has fewer tokens of the minibatch than the mean of its layer,
+    down if it has more; 0: the bias stays. All parameters must train.
+
+    Formula: bias_i = bias_i + rate sign(mean_j tokens_j - tokens_i)
+    Source: Wang et al. 2024 (arXiv:2408.15664), algorithm 1; DeepSeek-V3 was trained with 0.001
+    Default of: NeMo-RL; verl has 0.001
+    Figures: policy/expert_load_max
     """
 
 

@@ -114,7 +114,7 @@ class PolicyUpdateSpec(UpdateSpec):
 
     keys: ClassVar[tuple[str, ...]] = (
         "seed", "model", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
-        "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl",
+        "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl", "actor.router_aux_loss_coef", "actor.router_bias_rate",
     )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"

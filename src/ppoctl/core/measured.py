@@ -41,6 +41,8 @@ class MeasuredPass:
     replayed: tuple[int, int] = (0, 0)
     """Number of given experts that the routers would not have chosen, and number of all given experts, over all
     ranks."""
+    router_aux_loss: tuple[float, float] = (0.0, 0.0)
+    """Sum of the balance losses of layers and minibatches, and their number, over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class ProcessUsage:
     """Layer with experts -> number of tokens that were routed to each expert."""
     replayed: tuple[int, int] = (0, 0)
     """Number of given experts that the routers would not have chosen, and number of all given experts."""
+    router_aux_loss: tuple[float, float] = (0.0, 0.0)
+    """Contributions to the sum of the balance losses of layers and minibatches, and to their number."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,14 @@ class Measurements(threading.local):
         if ended.seconds > 0:
             peak_bytes = max((rank.peak_bytes for rank in ranks), default=0)
             others, given = (sum(counts) for counts in zip((0, 0), *(rank.replayed for rank in ranks), strict=True))
+            losses = zip((0.0, 0.0), *(rank.router_aux_loss for rank in ranks), strict=True)
+            loss, number = (sum(contributions) for contributions in losses)
             ended = replace(
                 ended,
                 peak_bytes=peak_bytes,
                 expert_loads=added(rank.expert_loads for rank in ranks),
                 replayed=(others, given),
+                router_aux_loss=(loss, number),
             )
             moved_s = self._measured.moved_s + max((rank.moved_s for rank in ranks), default=0.0)
             self._measured = replace(self._measured, passes=(*self._measured.passes, ended), moved_s=moved_s)

@@ -91,6 +91,12 @@ MISMATCH_EXPERTS_DIFFER_FRAC = Metric(
     "mismatch/experts_differ_frac", "fraction",
     "given experts that the trainer's routers would not have chosen (`actor.router_replay`)", "below 0.1", "lower",
 )  # fmt: skip
+POLICY_ROUTER_AUX_LOSS = Metric(
+    "policy/router_aux_loss", "factor",
+    "balance loss of a layer without its coefficient, mean over layers and optimizer steps"
+    " (`actor.router_aux_loss_coef`)",
+    "near 1, steady", "lower",
+)  # fmt: skip
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
@@ -102,9 +108,8 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 def load_metrics(stage: str) -> tuple[str, ...]:
     """Return the names of the metrics of experts, which only stages of the actor have."""
     differ = MISMATCH_EXPERTS_DIFFER_FRAC.name
-    if stage == "actor_update":
-        return POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name, differ
-    return (differ,) if stage == "logprobs" else ()
+    loads = POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name, POLICY_ROUTER_AUX_LOSS.name
+    return {"actor_update": (*loads, differ), "logprobs": (differ,)}.get(stage, ())
 
 
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)

@@ -21,7 +21,12 @@ from ppoctl.algorithms.update_specs import ACTOR_UPDATE
 from ppoctl.core import metric_registry
 from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate
 from ppoctl.core.measured import Measured, MeasuredPass, added
-from ppoctl.core.speed_metrics import MISMATCH_EXPERTS_DIFFER_FRAC, POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC
+from ppoctl.core.speed_metrics import (
+    MISMATCH_EXPERTS_DIFFER_FRAC,
+    POLICY_EXPERT_LOAD_MAX,
+    POLICY_EXPERTS_UNUSED_FRAC,
+    POLICY_ROUTER_AUX_LOSS,
+)
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.flops import row_work
 from ppoctl.plan.memory.assumptions import GIB
@@ -48,10 +53,10 @@ class StageMeter:
             usage = self._usage(name, during.engine_peak_bytes, during.moved_s)
             return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s, **usage}
         peak_bytes = max((measured.peak_bytes for measured in during.passes), default=0)
-        loads = expert_loads(during) if name == ACTOR_UPDATE.name else {}
-        if name == first_replay(self.recipe):
-            loads |= experts_differ(during)
-        return {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s), **loads}
+        found = {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s)}
+        if name == ACTOR_UPDATE.name:
+            found |= expert_loads(during) | router_aux_loss(during)
+        return found | experts_differ(during) if name == first_replay(self.recipe) else found
 
     def _usage(self, stage: str, peak_bytes: int, moved_s: float) -> dict[str, float]:
         """Return the memory peak if it is known, and, if any role is offloaded, the wait."""
@@ -121,6 +126,12 @@ def experts_differ(during: Measured) -> dict[str, float]:
     """Return the fraction of given experts that the routers would not have chosen; no metric if none were given."""
     others, given = (sum(counts) for counts in zip((0, 0), *(each.replayed for each in during.passes), strict=True))
     return {MISMATCH_EXPERTS_DIFFER_FRAC.name: others / given} if given else {}
+
+
+def router_aux_loss(during: Measured) -> dict[str, float]:
+    """Return the mean balance loss of layers and minibatches; no metric without such a loss."""
+    loss, number = (sum(each) for each in zip((0, 0), *(each.router_aux_loss for each in during.passes), strict=True))
+    return {POLICY_ROUTER_AUX_LOSS.name: loss / number} if number else {}
 
 
 def expert_loads(during: Measured) -> dict[str, float]:

@@ -12,8 +12,12 @@ from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.models.shape import SigmoidRouting
 from tolerance import EXACT, FLOAT32
 
-FREE = {"experts_of": lambda best: best, "counted": lambda chosen: chosen}
-"""Methods of a router to which no experts are given."""
+FREE = {
+    "experts_of": lambda best: best,
+    "counted": lambda chosen: chosen,
+    "balanced": lambda weights, *_: weights,
+}
+"""Methods of a router to which no experts are given, and that is not balanced."""
 
 
 def route(logits: torch.Tensor, *, topk: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,7 +43,8 @@ class ExpertLayer(TransformerLayer):
             finally:
                 self.mlp.router.packed = None
 
-        if not self.recomputes_experts:
+        # Layers of a frozen trunk keep no activations, so nothing repeats their pass, which would not be counted.
+        if not self.recomputes_experts or not hidden_states.requires_grad:
             return run(hidden_states)
         output: Tensor = tensor_parallel.checkpoint(run, False, hidden_states)  # noqa: FBT003 - by position
         return output

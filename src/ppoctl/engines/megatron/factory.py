@@ -8,6 +8,7 @@ from ppoctl.algorithms.roles import POLICY, REFERENCE
 from ppoctl.algorithms.sizes import reward_tokens
 from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.engines.megatron.megatron_config import UNBALANCED, RouterBalance
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.models.folder import model_folder
 from ppoctl.models.shape_reader import read_shape
@@ -22,6 +23,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """Return the settings from which each process of the role creates its model."""
     table = recipe.trained[role]
     model = model_of(recipe, role)
+    balance = RouterBalance(recipe.actor.router_aux_loss_coef, recipe.actor.router_bias_rate)
     return TrainerSettings(
         role=role,
         model=model.path,
@@ -38,6 +40,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         adapters=table.train.lora.start if isinstance(table.train, AdaptersTable) else None,
         value_head=recipe.value_head if role == POLICY else None,
         optimizer_on=table.optimizer.on,
+        balance=balance if role == POLICY else UNBALANCED,
     )
 
 

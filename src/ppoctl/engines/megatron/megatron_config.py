@@ -1,13 +1,13 @@
 """Conversion of a `ModelShape` to Megatron-Core's configuration.
 
-There is no auxiliary load-balancing loss: PPO's objective is the complete loss, and updates are replayed from
-recorded numbers. A loss term that depends on which tokens share a microbatch would make memory settings change the
-gradient. Experts have no capacity limit: every token reaches all experts that the router chose for it, so results do
-not depend on how tokens are packed.
+The auxiliary load-balancing loss is that of a sequence, a mean over the sequences of a minibatch (`router.py`). In
+Megatron-Core's default, the loss of the tokens that share a microbatch, memory settings would change the gradient.
+Experts have no capacity limit: every token reaches all experts that the router chose for it, so results do not depend
+on how tokens are packed.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +31,25 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 }
 
 
+class RouterBalance(NamedTuple):
+    """Settings that balance the load of experts in training. By default, nothing balances it."""
+
+    aux_loss_coef: float = 0.0
+    """Coefficient of the sequence-wise balance loss."""
+    bias_rate: float = 0.0
+    """Change of the bias of each expert after an optimizer step, for routers with a bias."""
+
+
+UNBALANCED = RouterBalance()
+
+
 def transformer_config(
     shape: ModelShape,
     dtype: torch.dtype,
     parallel: ParallelTable,
     recompute: Recompute = "none",
     kernels: Kernels = "plain",
+    balance: RouterBalance = UNBALANCED,
 ) -> TransformerConfig:
     """Return Megatron-Core's configuration; `dtype` is the dtype of weights and activations.
 
@@ -81,7 +94,7 @@ def transformer_config(
         persist_layer_norm=False,
         cuda_graph_scope=[],  # the default, `full`, is deprecated and warns
         **_layout(parallel),
-        **({} if shape.experts is None else _experts(shape.experts, parallel)),
+        **({} if shape.experts is None else _experts(shape.experts, parallel, balance)),
         **_RECOMPUTE[recompute],
     )
 
@@ -105,7 +118,7 @@ def _layout(parallel: ParallelTable) -> dict[str, Any]:
     }
 
 
-def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
+def _experts(experts: ExpertShape, parallel: ParallelTable, balance: RouterBalance) -> dict[str, Any]:
     """Return the part of the configuration that describes a mixture of experts."""
     return {
         "num_moe_experts": experts.count,
@@ -113,8 +126,10 @@ def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
         "moe_router_topk": experts.per_token,
         "moe_router_pre_softmax": True,  # else Megatron-Core rejects one expert per token; our routers do not read it
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
+        # Our routers read the next two. Megatron-Core would also change the bias, if it had registered it.
+        "moe_aux_loss_coeff": balance.aux_loss_coef,
+        "moe_router_bias_update_rate": balance.bias_rate,
+        "moe_router_load_balancing_type": "seq_aux_loss" if balance.aux_loss_coef else "none",
         "moe_expert_capacity_factor": None,
         "moe_permute_fusion": False,  # requires Transformer Engine
         "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,

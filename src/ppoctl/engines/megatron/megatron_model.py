@@ -26,7 +26,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logit_blocks import LogprobSettings, VocabularyShard
-from ppoctl.engines.megatron.megatron_config import transformer_config
+from ppoctl.engines.megatron.megatron_config import UNBALANCED, RouterBalance, transformer_config
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.output_logprobs import PositionOutputs, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
@@ -52,6 +52,7 @@ class ModelSettings(NamedTuple):
     """Index of the label whose probability is a reward model's score. None: the head has one output."""
     on_host: bool = False
     """Whether the weights are allocated on the host first, and moved to the device after `adopt`."""
+    balance: RouterBalance = UNBALANCED
 
     @property
     def shape(self) -> ModelShape:
@@ -68,7 +69,9 @@ class PackedModel(GPTModel):
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute, settings.kernels)
+        config = transformer_config(
+            shape, settings.dtype, settings.parallel, settings.recompute, settings.kernels, settings.balance
+        )
         config.use_cpu_initialization |= settings.on_host
         pipeline_rank = groups.pp.rank()
         first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)

@@ -137,7 +137,9 @@ def _groups(places: Tensor, tokens: Tensor, cut: MicrobatchPlan, *, at_least: in
 def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: MicrobatchPlan) -> Microbatch:
     # An idle microbatch runs the first row: collectives inside the model would hang if this rank ran nothing.
     packed = pack(sequences, rows[places] if len(places) else rows[:1])
-    return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading, sequences.experts))
+    minibatch_seqs = len(rows) if cut.with_gradient and len(places) else 0
+    model_input = packed_input(packed, cut.reading, sequences.experts, minibatch_seqs)
+    return Microbatch(rows[places], places, packed, model_input)
 
 
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:

@@ -29,6 +29,15 @@ class RopeTables(NamedTuple):
     sin: Float[Tensor, "N 1 half"]
 
 
+class SequenceShares(NamedTuple):
+    """The sequence of each token, for means over the sequences of a minibatch."""
+
+    sequence: Int[Tensor, " N"]
+    """Sequence of each token, among the S sequences of the microbatch. Padding is a separate sequence."""
+    share: Float[Tensor, " S"]
+    """Part of each sequence in a mean: 1 / the number of sequences of the minibatch; 0: padding."""
+
+
 @dataclass(kw_only=True)
 class PackedInput(PackedSeqParams):
     """A packed microbatch. Megatron-Core passes it from the embedding to the output layer as `packed_seq_params`.
@@ -72,6 +81,8 @@ class PackedInput(PackedSeqParams):
     chosen: dict[int, Tensor] | None = None
     """Layers of this rank with experts -> [N k] experts that the router chose, without gradient: the routers add
     them. None: they are not requested."""
+    shares: SequenceShares | None = None
+    """Sequences over which the routing is balanced. None: no rows of a minibatch, or no gradient is computed."""
 
     def replaced(self, **changes: Any) -> "PackedInput":
         """Return a copy with other values of these fields."""
@@ -82,8 +93,8 @@ class PackedInput(PackedSeqParams):
         return copied
 
     def without_experts(self) -> "PackedInput":
-        """Return a copy for which routers choose, and do not report their choice."""
-        return self.replaced(experts=None, chosen=None)
+        """Return a copy for which routers choose, do not report their choice, and are not balanced."""
+        return self.replaced(experts=None, chosen=None, shares=None)
 
 
 @dataclass(frozen=True)
@@ -102,9 +113,15 @@ class ReadSettings:
     """The ranks that split the tokens. None: one rank has all tokens."""
 
 
-def packed_input(packed: Packed, reading: ReadSettings, experts: Int[Tensor, "A E"] | None = None) -> PackedInput:
+def packed_input(
+    packed: Packed,
+    reading: ReadSettings,
+    experts: Int[Tensor, "A E"] | None = None,
+    minibatch_seqs: int = 0,
+) -> PackedInput:
     """Return this rank's slice of `packed` on the device, with sequence boundaries in the formats of the attention
-    kernels. `experts` are those of the A input tokens of all sequences (`Sequences.experts`).
+    kernels. `experts` are those of the A input tokens of all sequences (`Sequences.experts`). `minibatch_seqs` is the
+    number of sequences of the minibatch to which these belong; 0: they belong to none.
 
     Padding tokens up to `token_multiple` form a separate sequence at the end. The outputs of this sequence are not
     read.
@@ -143,7 +160,18 @@ def packed_input(packed: Packed, reading: ReadSettings, experts: Int[Tensor, "A 
         at=at.to(device),
         experts=experts,
         chosen={} if reading.request.experts else None,
+        shares=_shares(lengths, places, device, minibatch_seqs, has_padding=filler > 0) if minibatch_seqs else None,
     )
+
+
+def _shares(
+    lengths: Sequence[int], places: Int[Tensor, " N"], device: torch.device, minibatch_seqs: int, *, has_padding: bool
+) -> SequenceShares:
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[places]
+    share = torch.full((len(lengths),), 1 / minibatch_seqs)
+    if has_padding:
+        share[-1] = 0.0
+    return SequenceShares(sequence.to(device), share.to(device))
 
 
 def _excluded(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> ExcludedTokens | None:

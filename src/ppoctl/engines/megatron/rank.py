@@ -59,13 +59,14 @@ from ppoctl.engines.megatron.parameter_shards import gathered_weights, specs_in,
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
-from ppoctl.engines.megatron.router import take_loads, take_replayed
+from ppoctl.engines.megatron.router import take_routing, update_biases
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
     experts_of,
     run_forward,
     run_forward_backward,
     share_of,
+    total_loss,
 )
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weight_source import ModelSources
@@ -172,9 +173,9 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
             return results
 
     def take_usage(self) -> ProcessUsage:
-        """Return the usage since the last call, with the tokens of each expert."""
+        """Return the usage since the last call, with what routers have counted."""
         models = [stage.module for stage in self._stages]
-        return replace(super().take_usage(), expert_loads=take_loads(models), replayed=take_replayed(models))
+        return replace(super().take_usage(), **take_routing(models))
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
@@ -269,6 +270,7 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
             settings.recompute,
             settings.kernels,
             label,
+            balance=settings.balance,
         )
         model_class = ScoreModel if settings.is_reward_model else MODELS[model.head]
         try:
@@ -374,22 +376,13 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         with named_out_of_memory(self.settings.role, self.settings.batching, with_gradient=True):
             microbatches = self._with_reference(microbatches, objective.request)
             results = run_forward_backward(self.stages, microbatches, loss_of)
-        loss = self._total_loss(sum(result.loss for result in results))
+        loss = total_loss(sum(result.loss for result in results), self.device, counts=self._sees_outputs())
         self._require_finite("loss", loss, number)
         grad_norm = optimizer.gradient_norm(self.optimizer)
         self._require_finite("gradient norm", grad_norm, number)
         optimizer.step(self.optimizer, minibatch.step, grad_norm)
+        update_biases(self.models, self.settings.balance.bias_rate)
         return RankStepResult(loss, grad_norm, self._share(microbatches, results))
-
-    def _total_loss(self, loss: float) -> float:
-        """Return the sum of the losses of all data ranks, on every rank, so that either all ranks take the step or
-        none."""
-        world = torch.distributed.group.WORLD
-        if torch.distributed.get_world_size(world) == 1:
-            return loss
-        total = torch.tensor(loss if self._sees_outputs() else 0.0, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total, group=world)
-        return float(total)
 
     def _require_finite(self, quantity: str, value: float, number: int) -> None:
         if not math.isfinite(value):

@@ -8,6 +8,7 @@ import torch
 from ppoctl.algorithms.role_table import BySequences, ByTokens, Kernels, Recompute
 from ppoctl.algorithms.roles import head_of
 from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.engines.megatron.megatron_config import UNBALANCED, RouterBalance
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S
 from ppoctl.models.head import Head, SharedValueHead
 from ppoctl.models.model import Model, ReferenceKind, reference_kind
@@ -50,6 +51,8 @@ class TrainerSettings:
     """Value head on the policy's model; None: there is none."""
     optimizer_on: Literal["device", "cpu"] = "device"
     """Place of main weights and moments, and of the optimizer step."""
+    balance: RouterBalance = UNBALANCED
+    """How the load of experts is balanced."""
 
     @property
     def head(self) -> Head:

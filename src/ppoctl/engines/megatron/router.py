@@ -3,6 +3,11 @@
 A pass can use the experts that another pass has chosen (router replay: Zheng et al. 2025, arXiv:2507.18071, section
 5.3; Ma et al. 2025, arXiv:2510.11370). Their weights are then computed from the logits of this pass, and have their
 gradient.
+
+Two settings balance the load of experts in training (`megatron_config.RouterBalance`). Both count the experts that
+are used, whether this pass or another has chosen them. They count neither padding, nor rows that a rank computes only
+because other ranks wait for it. A pass that is repeated in the backward pass counts once, because it first runs
+without gradient.
 """
 
 from collections.abc import Iterable
@@ -29,6 +34,12 @@ class ExpertRouter(TopKRouter):
     replayed: Int[Tensor, " 2"] | None = None
     """Number of given experts that the router would not have chosen, and number of all given experts, since the last
     `take_replayed`; None: no expert was given."""
+    step_loads: Int[Tensor, " experts"] | None = None
+    """Number of tokens of this optimizer step that were routed to each expert; None: the bias is not updated, or
+    there was no token."""
+    aux_loss: Float[Tensor, " 2"] | None = None
+    """Sum of the balance losses of minibatches, without their coefficient, and number of these minibatches, as far as
+    this rank's tokens contribute to both, since the last `take_routing`; None: there is no balance loss."""
 
     def __init__(self, *, place: int, **settings: Any) -> None:
         """`place`: number of layers with experts before this one."""
@@ -59,26 +70,111 @@ class ExpertRouter(TopKRouter):
         self.loads = loads if self.loads is None else self.loads + loads
         return chosen
 
+    def balanced(
+        self,
+        weights: Float[Tensor, "N experts"],
+        chosen: Bool[Tensor, "N experts"],
+        scores: Float[Tensor, "N experts"],
+    ) -> Float[Tensor, "N experts"]:
+        """Count the loads of the optimizer step, and return `weights`, whose backward pass adds the gradient of the
+        balance loss. `scores` are non-negative with a sum of 1 for each token."""
+        shares = None if self.packed is None else self.packed.shares
+        if shares is None or not torch.is_grad_enabled():
+            return weights
+        sequence, share = shares
+        if self.config.sequence_parallel:
+            sequence = own_tokens(sequence, self.tp_group)
+        if self.config.moe_router_bias_update_rate:
+            loads = (chosen & (share[sequence] > 0)[:, None]).sum(dim=0)  # indexing would wait for the device
+            self.step_loads = loads if self.step_loads is None else self.step_loads + loads
+        if not self.config.moe_aux_loss_coeff:
+            return weights
+        counts = scores.new_zeros(len(share), self.num_experts).index_add(0, sequence, chosen.to(scores.dtype))
+        if self.tp_cp_group.size() > 1:
+            torch.distributed.all_reduce(counts, group=self.tp_cp_group)
+        loss, minibatches = balance_loss(scores, counts, sequence, share, self.topk)
+        found = torch.stack([loss.detach(), minibatches])
+        self.aux_loss = found if self.aux_loss is None else self.aux_loss + found
+        with_loss: Tensor = _AddedLoss.apply(weights, self.config.moe_aux_loss_coeff * loss)
+        return with_loss
 
-def take_replayed(models: Iterable[torch.nn.Module]) -> tuple[int, int]:
-    """Return and forget how many of the given experts the routers would not have chosen, and how many were given."""
-    routers = [module for model in models for module in model.modules() if isinstance(module, ExpertRouter)]
-    counts = [router.replayed for router in routers if router.replayed is not None]
+
+class _AddedLoss(torch.autograd.Function):
+    """Adds a loss to the one whose backward pass reaches a tensor. Losses of microbatches are sums, so the factor is
+    1. Megatron-Core's `MoEAuxLossAutoScaler` has a factor that all models of the process share."""
+
+    @staticmethod
+    def forward(_: Any, passed_on: Tensor, loss: Float[Tensor, ""]) -> Tensor:  # noqa: ARG004 - only for backward
+        return passed_on
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Float[Tensor, ""]]:
+        return gradient, gradient.new_ones((), dtype=torch.float32)
+
+
+def balance_loss(
+    scores: Float[Tensor, "N experts"],
+    counts: Float[Tensor, "S experts"],
+    sequence: Int[Tensor, " N"],
+    share: Float[Tensor, " S"],
+    topk: int,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the contribution of N tokens of S sequences to the balance loss of one layer (DeepSeek-V3,
+    arXiv:2412.19437, eq. 17 to 20), and to the number of minibatches, which is 1 over all tokens of a minibatch:
+
+        loss = sum_s share_s sum_i f_si P_si      f_si = experts / (topk T_s) counts_si      P_si = mean of scores_ti
+
+    `counts`: tokens of each sequence that were routed to each expert, over all ranks that share the sequence.
+    `share`: 1 / the number of sequences of the minibatch; 0: padding. The loss of a minibatch is 1 if every expert
+    has as many tokens as the others, or if all scores are equal. It is at most experts / topk.
+    """
+    tokens = counts.sum(dim=1) / topk
+    of_token = share / tokens
+    fractions = counts * counts.shape[1] / (topk * tokens)[:, None]
+    return (scores * (of_token[:, None] * fractions)[sequence]).sum(), of_token[sequence].sum()
+
+
+def take_routing(models: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    """Return and forget what routers have counted, by the names of `ProcessUsage`. Layers count from 1."""
+    routers = routers_in(models)
+    loads = {int(each.layer_number): tuple(each.loads.tolist()) for each in routers if each.loads is not None}
+    replayed = [each.replayed for each in routers if each.replayed is not None]
+    losses = [each.aux_loss for each in routers if each.aux_loss is not None]
     for router in routers:
-        router.replayed = None
-    others, given = torch.stack(counts).sum(dim=0).tolist() if counts else (0, 0)
-    return others, given
+        router.loads = router.replayed = router.aux_loss = None
+    return {
+        "expert_loads": loads,
+        "replayed": tuple(torch.stack(replayed).sum(dim=0).tolist()) if replayed else (0, 0),
+        "router_aux_loss": tuple(torch.stack(losses).sum(dim=0).tolist()) if losses else (0.0, 0.0),
+    }
 
 
-def take_loads(models: Iterable[torch.nn.Module]) -> dict[int, tuple[int, ...]]:
-    """Return and forget, for each layer with experts, the number of tokens of each expert. Layers count from 1."""
-    routers = (module for model in models for module in model.modules() if isinstance(module, ExpertRouter))
-    found = {}
-    for router in routers:
-        if router.loads is not None:
-            found[int(router.layer_number)] = tuple(router.loads.tolist())
-            router.loads = None
-    return found
+def routers_in(models: Iterable[torch.nn.Module]) -> list[ExpertRouter]:
+    """Return all routers of these pipeline stages, in the order of the layers."""
+    return [module for model in models for module in model.modules() if isinstance(module, ExpertRouter)]
+
+
+def forget_step_loads(models: Iterable[torch.nn.Module]) -> None:
+    """Forget the loads of an optimizer step that was not taken."""
+    for router in routers_in(models):
+        router.step_loads = None
+
+
+@torch.no_grad()
+def update_biases(models: Iterable[torch.nn.Module], rate: float) -> None:
+    """Change the bias of each expert by `rate`: up if its load in this optimizer step is below the mean of its layer,
+    down if it is above (Wang et al. 2024, arXiv:2408.15664, algorithm 1). Collective over all ranks with the same
+    layers. A router that has counted no token on any rank, such as that of a value head's copied layer, keeps it."""
+    routers = [router for router in routers_in(models) if isinstance(router, SigmoidRouter)]
+    if not rate or not routers:
+        return
+    none = torch.zeros_like(routers[0].expert_bias, dtype=torch.int64)
+    loads = torch.stack([none if router.step_loads is None else router.step_loads for router in routers])
+    torch.distributed.all_reduce(loads, group=routers[0].tp_dp_cp_group)
+    below = loads.sum(dim=1, keepdim=True) - loads.shape[1] * loads  # times the number of experts: whole numbers
+    for router, sign in zip(routers, below.sign(), strict=True):
+        router.expert_bias.add_(sign, alpha=rate)
+    forget_step_loads(routers)
 
 
 class SoftmaxRouter(ExpertRouter):
@@ -111,15 +207,15 @@ class SoftmaxRouter(ExpertRouter):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         probs = torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
         routing_map = torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, value=True)
-        return probs, self.counted(routing_map)
+        return self.balanced(probs, routing_map, likely), self.counted(routing_map)
 
 
 class SigmoidRouter(ExpertRouter):
     """DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2), in float32 as in transformers: sigmoid scores, plus a
     bias that is used only to choose groups of experts, and then experts in these groups.
 
-    Pre-training used the bias to balance the load of experts. PPO does not train the bias: it is a buffer, in float32
-    for every dtype of the model.
+    The bias balances the load of experts: it is a buffer, in float32 for every dtype of the model, which no gradient
+    changes, but `update_biases`.
     """
 
     def __init__(self, *, renormalise: bool, how: SigmoidRouting, **settings: Any) -> None:
@@ -145,7 +241,9 @@ class SigmoidRouter(ExpertRouter):
         if self.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         probs = torch.zeros_like(scores).scatter(1, chosen, weights * self.how.scale)
-        return probs, self.counted(torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True))
+        routing_map = torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True)
+        likely = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
+        return self.balanced(probs, routing_map, likely), self.counted(routing_map)
 
 
 def own_tokens(of_all: Shaped[Tensor, "S ..."], group: torch.distributed.ProcessGroup) -> Shaped[Tensor, "N ..."]:

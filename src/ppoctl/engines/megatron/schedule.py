@@ -21,7 +21,7 @@ from ppoctl.core.ports import TokenOutputs, concatenate_outputs
 from ppoctl.engines.megatron.megatron_model import LogprobModel
 from ppoctl.engines.megatron.microbatches import Microbatch, RankExperts, RankOutputs
 from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, PositionOutputs
-from ppoctl.engines.megatron.router import own_tokens
+from ppoctl.engines.megatron.router import forget_step_loads, own_tokens
 
 ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
@@ -62,6 +62,7 @@ def run_forward_backward(
         # The middle entry is the token count by which Megatron-Core divides. With 0, it does not divide.
         return loss, torch.zeros((), dtype=torch.int), result
 
+    forget_step_loads(stages)
     return _run(stages, microbatches, loss_func, backward=True)
 
 
@@ -85,6 +86,17 @@ def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microb
         replace(batch, input=batch.input.replaced(reference=reference))
         for batch, reference in zip(microbatches, frozen, strict=True)
     ]
+
+
+def total_loss(loss: float, device: torch.device, *, counts: bool) -> float:
+    """Return the sum of the losses of all data ranks, on every rank, so that either all ranks take the step or none.
+    `counts`: whether this rank is the one whose loss counts among the ranks that share its rows."""
+    world = torch.distributed.group.WORLD
+    if torch.distributed.get_world_size(world) == 1:
+        return loss
+    total = torch.tensor(loss if counts else 0.0, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(total, group=world)
+    return float(total)
 
 
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs:

@@ -132,7 +132,7 @@ DEEPSEEK_V3 = Family(
         "topk_method": Only("noaux_tc"),
     },
     # Ignored fields: copies of other fields; multi-token prediction layers, which are not supported; the location of
-    # remote code; a load-balancing loss that PPO does not have; parallelism of other systems.
+    # remote code; the load-balancing loss of pre-training, which a recipe sets; parallelism of other systems.
     ignores=IGNORES
     | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
     | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},

@@ -24,7 +24,8 @@ _NO_WINDOW: dict[str, Allowed] = {
 """Qwen's configurations have a sliding window, which no published model enables."""
 _DEFAULTS = {**DEFAULTS, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}
 _EXPERT_IGNORES = frozenset({"router_aux_loss_coef", "output_router_logits"})
-"""Fields of a load-balancing loss, which PPO does not have: see `engines.megatron.megatron_config`."""
+"""Fields of a load-balancing loss over the tokens of a microbatch. The loss of a recipe is another
+(`actor.router_aux_loss_coef`)."""
 
 
 def _layers_with_experts(dense: list[int] | None, step: int, layers: int) -> tuple[bool, ...]:

@@ -4,7 +4,14 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
-from ppoctl.algorithms.role_model import RoleModel, model_of, own_models, reward_model_of, reward_models
+from ppoctl.algorithms.role_model import (
+    RoleModel,
+    model_of,
+    own_models,
+    reward_model_of,
+    reward_models,
+    trainable_of,
+)
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.core.errors import quoted
 from ppoctl.core.finding import Finding, conflict
@@ -205,6 +212,26 @@ def check_replayed_routers_exist(recipe: Recipe) -> Iterator[Finding]:
                 "the generator returns the experts of one request, but a response has several",
                 (key, source),
                 "--set actor.router_replay=trainer",
+            )
+
+
+def check_balanced_routers_exist(recipe: Recipe) -> Iterator[Finding]:
+    """Check that the actor has the routers, and the bias, that its settings balance, and that the bias is saved."""
+    model, keys = model_of(recipe, POLICY), (("actor", "router_aux_loss_coef"), ("actor", "router_bias_rate"))
+    experts = None if model.shape is None else model.shape.experts
+    for key in keys:
+        if not getattr(recipe.actor, key[1]):
+            continue
+        off = f"--set {dotted(key)}=0"
+        if model.shape is not None and experts is None:
+            yield conflict("the model has no experts to balance", (key, model.key), off)
+        elif experts is not None and experts.sigmoid is None and key[1] == "router_bias_rate":
+            yield conflict("routers with a softmax have no bias that balances their experts", (key, model.key), off)
+        elif key[1] == "router_bias_rate" and not trainable_of(recipe, POLICY).is_all:
+            yield conflict(
+                "saved states have the biases of routers only if all parameters train",
+                (key, ("actor", "train"), ("actor", "freeze")),
+                off,
             )
 
 
