@@ -103,7 +103,10 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
 
 
 def _note_input(adapted: dict[int, str], layer: str, _: Any, given: tuple[Tensor, ...]) -> None:
-    """Note the component of the input of a linear layer with adapters."""
+    """Note the component of the input of a linear layer with adapters, unless the pass is repeated later: nothing
+    then keeps the input, and another tensor may get its place."""
+    if not torch.is_grad_enabled():
+        return
     of_last = {"linear_proj": "attention", "linear_fc2": "experts" if "experts" in layer else "mlp"}
     adapted |= dict.fromkeys(storages(given), of_last.get(layer.rpartition(".")[2], "projections"))
 
