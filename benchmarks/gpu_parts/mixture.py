@@ -1,7 +1,9 @@
-"""Experts that change in a running engine: does vLLM's kernel on this device allow it, and is the result right?"""
+"""Experts that change in a running engine: does vLLM's kernel on this device allow it, and is the result right? And
+experts that the engine chose: do they reach the trainer, and do log-probs then agree better?"""
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,6 +16,14 @@ from gpu_parts.engines import engine_of, settings_of
 from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import BF16, TINY
 from gpu_parts.models import QUICKSTART, TOKENIZER
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.batch.rollouts import grids_of
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import OutputRequest, SamplingParams
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
+from ppoctl.engines.megatron.ranks import OpenRank, ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.vllm.engine import Engine, GenerationOutput, GenerationRequest
 from ppoctl.models.convert.checksum import SentChecksums, checksum_of, require_equal
 
 SIZES = {"hidden_size": 1024, "moe_intermediate_size": 768, "num_hidden_layers": 12, "num_experts": 64}
@@ -30,10 +40,10 @@ def mixture() -> None:
     engine computes with has the checksum of what was sent; and the difference of log-probs from an engine that starts
     with these weights."""
     model = _model()
-    settings = replace(settings_of(), model=str(model))
+    settings = replace(settings_of(), model=str(model), returns_experts=True)
     torch.manual_seed(1)
     moved = {name: weight + 0.02 * torch.randn_like(weight) for name, weight in _weights(model).items()}
-    with engine_of(settings) as (engine, start_s):
+    with engine_of(replace(settings, returns_experts=False)) as (engine, start_s):
         takes = engine.takes_weights()
         notify("mixture", takes=takes, start_s=start_s, parameters=sum(weight.numel() for weight in moved.values()))
         if not takes:
@@ -51,8 +61,43 @@ def mixture() -> None:
     save_file(moved, model / "model.safetensors", {"format": "pt"})
     with engine_of(settings, folder=model) as (engine, _):
         new = engine.score(PROMPT, 16)
+        outputs = _generated(engine)
     gap = max(abs(one - other) for one, other in zip(in_place.prompt, new.prompt, strict=True))
     notify("mixture", gap_max=gap, right=gap < MOST_GAP)
+    _replay(model, outputs)
+
+
+def _generated(engine: Engine) -> list[GenerationOutput]:
+    """Return responses with the experts of their tokens."""
+    requests, ended = [GenerationRequest(str(seed), PROMPT, seed) for seed in range(8)], list[GenerationOutput]()
+    params = SamplingParams(temperature=1.0, max_new_tokens=64, returns_experts=True)
+    while len(ended) < 8:
+        ended += engine.advance(requests, params)
+        requests = []
+    return ended
+
+
+def _replay(model: Path, outputs: Sequence[GenerationOutput]) -> None:
+    """Report the mean difference between log-probs of engine and trainer, with the trainer's own experts and with
+    those of the engine, and the fraction of the engine's experts that the trainer would not choose. The second
+    difference must be smaller, unless it is only rounding."""
+    settings = TrainerSettings("actor", str(model), BF16, ByTokens(max_tokens_per_microbatch=4096))
+    actor = MegatronActor(settings, ThisProcess(OpenRank(settings, 60.0)(0, 1, "")))
+    actor.start()
+    lengths, tokens, sampler = grids_of([(output.tokens, output.logprobs) for output in outputs])
+    prompts = torch.tensor(PROMPT * len(outputs), dtype=torch.int32)
+    sequences = Sequences(prompts, torch.full_like(lengths, len(PROMPT)), tokens, lengths)
+    joined = bytearray(b"".join(output.experts for output in outputs))
+    experts = torch.frombuffer(joined, dtype=torch.uint8).view(int(sequences.input_lengths.sum()), -1)
+    own = actor.logprobs(sequences, OutputRequest(experts=True))
+    assert own.experts is not None
+    given = actor.logprobs(replace(sequences, experts=experts.short()), OutputRequest())
+    present = sequences.present
+    gaps = [float((each.primary - sampler)[present].abs().mean()) for each in (own, given)]
+    per_layer = (len(experts), -1, 2)
+    same = (experts.view(per_layer)[..., None] == own.experts.view(per_layer)[:, :, None, :]).any(dim=-1)
+    differ = 1 - float(same.float().mean())
+    notify("mixture", gap_own=gaps[0], gap_given=gaps[1], differ=differ, right=gaps[1] < max(MOST_GAP, gaps[0]))
 
 
 def _model() -> Path:
