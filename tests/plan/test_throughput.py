@@ -182,7 +182,8 @@ def test_loads_of_experts_are_added_over_ranks_and_passes(smallest: Path) -> Non
     measurements.add_pass(measured("train"), [ProcessUsage(0, 0.0, {1: (2, 0, 0, 0)}), second])
     during, meter = measurements.take(), StageMeter(recipe_of(smallest), lambda _: None)
     found = meter.metrics("actor_update", "update", during)
-    assert found["policy/expert_load_max"] == 3.0
+    assert found["policy/expert_load_max"] == found["policy/expert_load_max_at_1"] == 3.0
+    assert found["policy/expert_load_max_at_2"] == 2.0
     assert found["policy/experts_unused_frac"] == 2 / 8
     assert "policy/expert_load_max" not in meter.metrics("critic_update", "update", during)
     dense = meter.metrics("actor_update", "update", replace(during, passes=(measured("train"),)))

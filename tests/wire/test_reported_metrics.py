@@ -155,7 +155,7 @@ def names_of(setting: str) -> frozenset[str]:
 OF_REAL_PASSES = {
     *(name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)),
     *PEAKS,
-    *load_metrics("actor_update"),
+    *(name.format(k=2) for name in load_metrics("actor_update")),
 }
 """Metrics that fakes do not report, because they run no model. `end_to_end/test_command_line.py` sees them."""
 

@@ -147,7 +147,8 @@ class StageSpec(Generic[Result]):
         metric = metric_registry.find(name)
         of_passes = metric_registry.pass_metrics(self.name), metric_registry.usage_metrics(self.name)
         measured = (*chain(*of_passes), *load_metrics(self.name))
-        if name == f"time/{self.name}_s" or (self.passes(recipe) and name in measured):
+        registered = name if metric is None else metric.name
+        if name == f"time/{self.name}_s" or (self.passes(recipe) and registered in measured):
             return True
         return any(each.is_on and each.metric is metric for each in self.metrics(recipe))
 

@@ -83,6 +83,9 @@ POLICY_EXPERT_LOAD_MAX = Metric(
     "tokens of an expert divided by the mean of its layer, for the most loaded expert (mixtures of experts)",
     "1 to 3, steady",
 )  # fmt: skip
+POLICY_EXPERT_LOAD_MAX_AT_K = Metric(
+    "policy/expert_load_max_at_{k}", "factor", "expert_load_max of layer k, counted from 1", "1 to 3, steady"
+)
 POLICY_EXPERTS_UNUSED_FRAC = Metric(
     "policy/experts_unused_frac", "fraction", "experts without a token in the update (mixtures of experts)",
     "near 0, steady", "lower",
@@ -108,8 +111,9 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 def load_metrics(stage: str) -> tuple[str, ...]:
     """Return the names of the metrics of experts, which only stages of the actor have."""
     differ = MISMATCH_EXPERTS_DIFFER_FRAC.name
-    loads = POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name, POLICY_ROUTER_AUX_LOSS.name
-    return {"actor_update": (*loads, differ), "logprobs": (differ,)}.get(stage, ())
+    loads = POLICY_EXPERT_LOAD_MAX, POLICY_EXPERT_LOAD_MAX_AT_K, POLICY_EXPERTS_UNUSED_FRAC, POLICY_ROUTER_AUX_LOSS
+    of_update = (*(metric.name for metric in loads), differ)
+    return {"actor_update": of_update, "logprobs": (differ,)}.get(stage, ())
 
 
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)

@@ -24,6 +24,7 @@ from ppoctl.core.measured import Measured, MeasuredPass, added
 from ppoctl.core.speed_metrics import (
     MISMATCH_EXPERTS_DIFFER_FRAC,
     POLICY_EXPERT_LOAD_MAX,
+    POLICY_EXPERT_LOAD_MAX_AT_K,
     POLICY_EXPERTS_UNUSED_FRAC,
     POLICY_ROUTER_AUX_LOSS,
 )
@@ -136,13 +137,15 @@ def router_aux_loss(during: Measured) -> dict[str, float]:
 
 def expert_loads(during: Measured) -> dict[str, float]:
     """Return how unequally tokens are routed to experts: the largest ratio of a load to the mean load of its layer,
-    and the fraction of all experts without a token. No metrics without experts."""
+    in each layer and in all, and the fraction of all experts without a token. No metrics without experts."""
     total = added(measured.expert_loads for measured in during.passes)
-    layers = [counts for counts in total.values() if any(counts)]
+    layers = {layer: counts for layer, counts in total.items() if any(counts)}
     if not layers:
         return {}
-    experts = [count for counts in layers for count in counts]
+    largest = {layer: len(counts) * max(counts) / sum(counts) for layer, counts in layers.items()}
+    experts = [count for counts in layers.values() for count in counts]
     return {
-        POLICY_EXPERT_LOAD_MAX.name: max(len(each) * max(each) / sum(each) for each in layers),
+        POLICY_EXPERT_LOAD_MAX.name: max(largest.values()),
         POLICY_EXPERTS_UNUSED_FRAC.name: experts.count(0) / len(experts),
+        **{POLICY_EXPERT_LOAD_MAX_AT_K.name.format(k=layer): ratio for layer, ratio in largest.items()},
     }
