@@ -32,6 +32,7 @@ def _packed(lengths, key_lengths=None):
         key_lengths=keys,
         read_at=nothing,
         targets=nothing,
+        at=nothing,
     )
 
 

@@ -12,7 +12,7 @@ from ppoctl.engines.megatron.packed_input import PackedInput
 def packed(*lengths: int) -> PackedInput:
     some = torch.zeros(1, dtype=torch.long)
     return PackedInput(
-        tokens=some, positions=some, query_lengths=lengths, key_lengths=lengths, read_at=some, targets=some
+        tokens=some, positions=some, query_lengths=lengths, key_lengths=lengths, read_at=some, targets=some, at=some
     )
 
 
