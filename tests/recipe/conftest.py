@@ -63,6 +63,16 @@ def model_as_read(folder: Path, **fields: object) -> str:
     return f"model.path={folder}"
 
 
+@pytest.fixture(params=["qwen2_moe", "qwen3_moe", "deepseek_v3"])
+def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A model with 6 experts of 32 columns, as far as `load` reads it; families use different fields for the number
+    of experts."""
+    count, heads = ("n_routed_experts", 4) if request.param == "deepseek_v3" else ("num_experts", 2)
+    sizes = {"num_key_value_heads": heads, count: 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes |= {"n_group": 2} if request.param == "deepseek_v3" else {}
+    return model_as_read(tmp_path, model_type=request.param, **sizes)
+
+
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return `write(text, "a.toml")`, which writes a file into the working directory and returns its relative

@@ -21,6 +21,7 @@ from ppoctl.recipe.loading.rules import (
     groups_rules,
     layout_rules,
     lora_rules,
+    router_rules,
     slurm_rules,
     value_head_rules,
 )
@@ -909,6 +910,7 @@ def test_every_rule_has_a_failing_case() -> None:
         groups_rules,
         layout_rules,
         lora_rules,
+        router_rules,
         slurm_rules,
         value_head_rules,
     )

@@ -119,8 +119,8 @@ def balance_loss(
     share: Float[Tensor, " S"],
     topk: int,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return the contribution of N tokens of S sequences to the balance loss of one layer (DeepSeek-V3,
-    arXiv:2412.19437, eq. 17 to 20), and to the number of minibatches, which is 1 over all tokens of a minibatch:
+    """Return the contributions of N tokens of S sequences to two sums over a minibatch: the balance loss of one layer
+    (DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20), and 1, with which minibatches are counted.
 
         loss = sum_s share_s sum_i f_si P_si      f_si = experts / (topk T_s) counts_si      P_si = mean of scores_ti
 

@@ -5,6 +5,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -272,15 +273,20 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
     def _experts_of(self, ended: Sequence[Any]) -> dict[str, bytes]:
         """Return the experts of finished requests: request id -> `Sample.experts`."""
         if not self._notes_experts:
-            shape = read_shape(model_folder(self._settings.model)).experts
-            assert shape is not None, "a rule requires experts"
-            layers = [number for number, has_experts in enumerate(shape.layers) if has_experts]
+            layers = self._expert_layers
             return {str(each.request_id): each.outputs[0].routed_experts[:, layers].tobytes() for each in ended}
         tokens = {
             str(each.request_id): len(each.prompt_token_ids) + len(each.outputs[0].token_ids) - 1 for each in ended
         }
         (experts,) = self._llm.collective_rpc("ppoctl_take_experts", args=(tokens,))
         return dict(experts)
+
+    @cached_property
+    def _expert_layers(self) -> list[int]:
+        """Layers with experts. vLLM's table has rows of all layers."""
+        experts = read_shape(model_folder(self._settings.model)).experts
+        assert experts is not None, "a rule requires experts"
+        return [number for number, has_experts in enumerate(experts.layers) if has_experts]
 
     def abort(self) -> None:
         """Drop all requests, finished or not."""
