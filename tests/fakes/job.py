@@ -51,7 +51,10 @@ class Witness:
 
     def record(self, name: str) -> None:
         waits = self.waits_to_its_end and name == f"{name.split()[0]} next_rollout starts"
-        TURNS.give(inf if waits else None)
+        if waits:
+            TURNS.give(inf)
+        else:
+            TURNS.give_at(len(self.moments))
         self.moments.append(name)
         with TURNS.free_after_an_error():
             self.act(len(self.moments) - 1, name)

@@ -20,6 +20,8 @@ class Turns:
         self._waits = False
         self.pick: Callable[[], float] = lambda: 1
         """Returns the number of turns of the next moment."""
+        self.every = 1
+        """The other moments than each of this number give no turn."""
 
     def wait(self) -> None:
         """Wait for a turn, if this is not the main thread."""
@@ -32,13 +34,16 @@ class Turns:
             self._allowed -= 1
             self._waits = False
 
-    def give(self, turns: float | None = None) -> None:
-        """Give turns to the thread, if there is one, and wait until it has used them or ended; None: as many as
-        `pick` says."""
+    def give_at(self, moment: int) -> None:
+        """Give the turns of a moment of the run."""
+        self.give(self.pick() if moment % self.every == 0 else 0)
+
+    def give(self, turns: float) -> None:
+        """Give turns to the thread, if there is one, and wait until it has used them or ended."""
         if threading.current_thread().name == THREAD:
             return
         with self._changed:
-            self._allowed = self.pick() if turns is None else turns
+            self._allowed = turns
             while _thread_lives() and not (self._waits and self._allowed == 0):
                 self._changed.notify_all()
                 self._changed.wait(0.005)

@@ -33,24 +33,83 @@ def ahead(**changes: Any) -> Any:
     return fake_recipe(**{"steps": 3, "rollout": ROLLOUT, "ppo": PPO, **changes})
 
 
-@pytest.mark.parametrize(("changes", "oldest"), [({}, 1), ({"max_new_tokens": 5, "tokens_per_step": 2}, 3)])
+@pytest.mark.parametrize(
+    ("changes", "oldest"), [({}, 1), ({"ahead": 2}, 2), ({"max_new_tokens": 5, "tokens_per_step": 2}, 3)]
+)
 def test_every_interleaving_gives_the_same_run_with_a_bounded_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], oldest: int
 ) -> None:
     """At each moment of the main thread, the generation gets a random number of turns. A response of three segments
-    is at most two steps older than a whole one."""
+    is at most two steps older than a whole one. Two steps ahead, a generation may end in the next step, but not after
+    an evaluation (steps 2 and 4) or a save (step 5)."""
     rollout = {**ROLLOUT, **changes}
-    play(tmp_path / "one by one", ahead(rollout=rollout))
+    tables = {"rollout": rollout, "steps": 6, "checkpoint": {"every_steps": 5}}
+    play(tmp_path / "one by one", ahead(**tables))
     expected = result(tmp_path / "one by one")
     for seed in range(8):
         turns = random.Random(seed)
         monkeypatch.setattr(TURNS, "pick", lambda turns=turns: turns.choice((0, 0, 1, 2, 5)))
         root = tmp_path / str(seed)
-        play(root, ahead(rollout=rollout))
+        play(root, ahead(**tables))
         assert result(root) == expected, f"seed {seed}"
         for line in map(json.loads, RunPaths(root).ledger.read_text("utf-8").splitlines()):
             stamps = [stamp for stamp, _ in line.get("segments", [[line["stamp"], 0]])]
             assert all(0 <= line["step"] - 1 - step_of(stamp) <= oldest for stamp in stamps)
+
+
+TWO_AHEAD = {
+    "rollout": {**ROLLOUT, "ahead": 2},
+    "steps": 5,
+    "checkpoint": {"every_steps": 3},
+    "eval": {"every_steps": 0},
+}
+
+
+def test_generation_two_steps_ahead_begins_before_the_update_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation advances only while the run waits for it, or it ends at once. Before the save of step 3, it must
+    end in both cases."""
+    order: dict[int, list[str]] = {}
+    for turns in (0, 99):
+        monkeypatch.setattr(TURNS, "pick", lambda turns=turns: turns)
+        order[turns] = []
+        play(tmp_path / str(turns), ahead(**TWO_AHEAD), Witness(act=lambda _, name: order[turns].append(name)))
+    assert result(tmp_path / "0") == result(tmp_path / "99")
+    ends = [name for name in order[0] if name.endswith(("next_rollout renamed", "_update starts", "reward starts"))]
+    assert ends[ends.index("2 reward starts") : ends.index("5 reward starts")] == [
+        *("2 reward starts", "2 critic_update starts", "2 actor_update starts"),
+        *("3 reward starts", "3 critic_update starts", "2 next_rollout renamed", "3 actor_update starts"),
+        "3 next_rollout renamed",
+        *("4 reward starts", "4 critic_update starts", "4 actor_update starts"),
+    ]
+    begins = [name for name in order[99] if name.endswith(("next_rollout starts", "reward starts"))]
+    assert begins[begins.index("3 next_rollout starts") :][:2] == ["3 next_rollout starts", "3 reward starts"]
+
+
+def test_stop_after_a_step_does_not_save_it_if_a_generation_needs_its_first_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When step 5 begins, the generation that began in step 4 has not ended, and needs the weights before step 4."""
+    root = tmp_path / "run"
+
+    class Gate(Stops):
+        def before(self, step: int, stage: str) -> None:
+            if (step, stage) == (5, "reward"):
+                with TURNS.free_after_an_error():
+                    raise PreemptedError("stopped", hint="")
+
+    monkeypatch.setattr(TURNS, "pick", lambda: 0)
+    with pytest.raises(PreemptedError):
+        run(open_run(root, ahead(**TWO_AHEAD), Witness(), gate=Gate()).job)
+    paths = RunPaths(root)
+    assert paths.stage(4, "actor_update").is_dir()
+    assert not paths.stage(4, "next_rollout").exists()
+    assert paths.saved_steps("actor") == [3]
+    monkeypatch.undo()
+    play(root, ahead(**TWO_AHEAD))
+    play(tmp_path / "whole", ahead(**TWO_AHEAD))
+    assert result(root) == result(tmp_path / "whole")
 
 
 def test_stop_in_an_update_keeps_the_finished_samples_of_the_next_step(tmp_path: Path) -> None:
@@ -204,6 +263,8 @@ def test_who_waited_is_known_of_each_step(tmp_path: Path) -> None:
         ),
         (1, {"samples_per_prompt": 3}, "`rollout.samples_per_prompt` cannot change now: responses of step 3"),
         (0, {"ahead": 1}, "`rollout.ahead` cannot change now: step 2 has generated no responses for step 3"),
+        (0, {"ahead": 2}, "`rollout.ahead` cannot change now: step 1 has generated no responses for step 3"),
+        (2, {"temperature": 0.5}, "`rollout.temperature` cannot change now: responses of step 3 have already been"),
         (
             0,
             {"tokens_per_step": 2},

@@ -404,6 +404,18 @@ CASES: list[tuple[str, list[str], str]] = [
         "`5` (--set)",
     ),
     (
+        "check_prompts_two_steps_ahead_are_known",
+        [*AHEAD, "rollout.ahead=2", "rollout.groups={}", "rollout.samples_per_prompt=2"],
+        "--set: generation cannot be two steps ahead: the next step may use the same prompts for further rounds: "
+        "`rollout.ahead` = `2` (--set)",
+    ),
+    (
+        "check_prompts_two_steps_ahead_are_known",
+        [*PARTIAL, "rollout.ahead=2"],
+        "--set: generation cannot be two steps ahead: the next step continues the same responses: `rollout.ahead` = "
+        "`2` (--set), `rollout.tokens_per_step` = `5` (--set)",
+    ),
+    (
         "check_responses_can_continue",
         [*PARTIAL, "rollout.tokens_per_step=13"],
         "--set: no response has more tokens than one step generates, so none continues: `rollout.tokens_per_step` = "

@@ -207,8 +207,8 @@ def folders(made_run: RunOnDisk) -> dict[int, list[str]]:
 
 
 def test_outlines_say_how_far_a_step_reaches_back() -> None:
-    assert (AHEAD.reaches_back, AHEAD.at(2).reads_before) == (1, {"rollout_ahead"})
-    assert (Outlines({1: ROUNDS}).reaches_back, ROUNDS.reads_before) == (0, frozenset())
+    assert (AHEAD.reaches_back, AHEAD.at(2).reads_before()) == (1, {"rollout_ahead"})
+    assert (Outlines({1: ROUNDS}).reaches_back, ROUNDS.reads_before()) == (0, frozenset())
     assert AHEAD.roles == ("actor",)
 
 

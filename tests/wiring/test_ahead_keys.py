@@ -29,11 +29,11 @@ def stamps_of(paths: RunPaths) -> dict[int, set[str]]:
 
 @holds("rollout.ahead")
 def test_weights_before_the_last_update_generate_the_responses_ahead_of_training(tmp_path: Path) -> None:
-    """The states of steps 1 to 3 with `ahead` 0 and 1, the age that the update reports, and the prompts."""
+    """The states of steps 1 to 4 with `ahead` 0 to 2, the age that the update reports, and the prompts."""
     found: dict[int, Any] = {}
-    for ahead in (0, 1):
+    for ahead in (0, 1, 2):
         paths = RunPaths(tmp_path / str(ahead))
-        play(paths.root, fake_recipe(steps=3, rollout={**FEW_ROWS, "ahead": ahead}, ppo=PPO))
+        play(paths.root, fake_recipe(steps=4, rollout={**FEW_ROWS, "ahead": ahead}, ppo=PPO))
         ages = [
             line["figures"].get("policy/staleness_max")
             for line in read_lines(paths.journal)
@@ -41,9 +41,17 @@ def test_weights_before_the_last_update_generate_the_responses_ahead_of_training
         ]
         ledger = [json.loads(line) for line in paths.ledger.read_text("utf-8").splitlines()]
         found[ahead] = stamps_of(paths), ages, [(line["step"], line["prompt"], line["sample"]) for line in ledger]
-    assert found[0][:2] == ({1: {"actor@0"}, 2: {"actor@1"}, 3: {"actor@2"}}, [None, None, None])
-    assert found[1][:2] == ({1: {"actor@0"}, 2: {"actor@0"}, 3: {"actor@1"}}, [0.0, 1.0, 1.0])
-    assert found[0][2] == found[1][2], "the prompts of a step do not depend on when their responses are generated"
+    states = {ahead: [*stamps.values()] for ahead, (stamps, _, _) in found.items()}
+    assert states == {
+        0: [{"actor@0"}, {"actor@1"}, {"actor@2"}, {"actor@3"}],
+        1: [{"actor@0"}, {"actor@0"}, {"actor@1"}, {"actor@2"}],
+        2: [{"actor@0"}, {"actor@1"}, {"actor@0"}, {"actor@1"}],
+    }
+    ages = {ahead: of_ahead for ahead, (_, of_ahead, _) in found.items()}
+    assert ages == {0: [None] * 4, 1: [0.0, 1.0, 1.0, 1.0], 2: [0.0, 0.0, 2.0, 2.0]}
+    assert found[0][2] == found[1][2] == found[2][2], (
+        "the prompts of a step do not depend on when their responses are generated"
+    )
 
 
 @holds("rollout.tokens_per_step")

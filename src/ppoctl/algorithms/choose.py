@@ -11,7 +11,7 @@ from itertools import product, starmap
 
 from ppoctl.algorithms.dynamic_sampling import KeptGroups, critic_sees_all
 from ppoctl.algorithms.evaluation_spec import EVALUATION
-from ppoctl.algorithms.get_samples import ONE_ROUND, EndedGroups, GetSamples, OneStepAhead
+from ppoctl.algorithms.get_samples import ONE_ROUND, EndedGroups, GetSamples, StepsAhead
 from ppoctl.algorithms.joint import joint
 from ppoctl.algorithms.pf_ppo import ORDERS, PF_CRITIC_ONLY, pf_ppo
 from ppoctl.algorithms.policy_only import policy_only
@@ -48,10 +48,10 @@ class _Deciding:
     """Whether the critic is a value head on the actor's model."""
     is_critic_only: bool
     """Whether only the critic trains in this step."""
-    is_ahead: bool
-    """Whether a step generates the responses of the next step."""
+    ahead: int
+    """Number of steps by which a step generates the responses of a later step; 0: it generates its own."""
     is_first: bool
-    """Whether no step before has generated responses."""
+    """Whether no step before has generated responses for this one."""
     segments: int
     """Maximum number of steps that generate a response."""
 
@@ -67,8 +67,8 @@ def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
         trains_critic=ppo.advantages.trains_critic,
         is_joint=recipe.value_head is not None,
         is_critic_only=step <= ppo.critic_only_steps,
-        is_ahead=recipe.rollout.ahead > 0,
-        is_first=step == 1,
+        ahead=recipe.rollout.ahead,
+        is_first=step <= max(1, recipe.rollout.ahead),
         segments=segments_per_response(recipe),
     )
 
@@ -84,12 +84,12 @@ def _chosen(facts: _Deciding) -> StepFunction:
     the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples; with a critic,
     its rows may be sampled again (PF-PPO)."""
     corrects = facts.corrects
-    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds, facts.is_ahead, facts.is_first)
+    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds, facts.ahead > 0, facts.is_first)
     get_samples: GetSamples = ONE_ROUND if kept is None else kept
     if facts.segments > 1:
-        get_samples = EndedGroups(facts.segments, facts.is_first, facts.is_ahead)
-    elif facts.is_ahead and kept is None:
-        get_samples = OneStepAhead(facts.is_first)
+        get_samples = EndedGroups(facts.segments, facts.is_first, facts.ahead > 0)
+    elif facts.ahead and kept is None:
+        get_samples = StepsAhead(facts.ahead, facts.is_first)
     if facts.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX
     if not facts.trains_critic:
@@ -109,15 +109,17 @@ def all_step_functions() -> tuple[StepFunction, ...]:
     flags, orders = (False, True), (None, *ORDERS)
     yes_first = (True, False)
     facts = starmap(
-        _Deciding, product(flags, (None, 1), flags, orders, flags, yes_first, flags, flags, flags, yes_first, (1, 2))
+        _Deciding,
+        product(flags, (None, 1), flags, orders, flags, yes_first, flags, flags, range(3), yes_first, (1, 2)),
     )
     return tuple({function.name: function for function in map(_chosen, facts)}.values())
 
 
 def changes_of(recipe: StepRecipe) -> tuple[int, ...]:
     """Return the steps at which `step_function_at` may return another step function than at the step before."""
-    reads_before = recipe.rollout.ahead > 0 or segments_per_response(recipe) > 1
-    return tuple(sorted({1, recipe.ppo.critic_only_steps + 1, *([2] if reads_before else [])}))
+    ahead, segments = recipe.rollout.ahead, segments_per_response(recipe)
+    first_reader = [max(1, ahead) + 1] if ahead or segments > 1 else []
+    return tuple(sorted({1, recipe.ppo.critic_only_steps + 1, *first_reader}))
 
 
 _trace = cache(trace)
@@ -141,8 +143,12 @@ def traces(recipe: StepRecipe, choose: StepFunctionAt = step_function_at) -> dic
 
 
 def outlines(recipe: StepRecipe, choose: StepFunctionAt = step_function_at) -> Outlines:
-    """Return the outlines of all steps of a run."""
-    return Outlines({steps.start: found.outline for steps, found in traces(recipe, choose).items()})
+    """Return the outlines of all steps of a run, and of later steps, if they read records of this run when it is
+    continued."""
+    found = {steps.start: traced.outline for steps, traced in traces(recipe, choose).items()}
+    later = [step for step in changes_of(recipe) if step > recipe.steps and choose is step_function_at]
+    beyond = {step: trace_at(recipe, step).outline for step in later}
+    return Outlines(found | {step: outline for step, outline in beyond.items() if outline.reaches_back})
 
 
 def generating_stages(recipe: StepRecipe) -> frozenset[str]:

@@ -61,7 +61,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
     )  # fmt: skip
     defines_rows: ClassVar[bool] = True
     is_of_next_step: ClassVar[bool] = False
-    """Whether the next step trains on the responses, and reports their metrics."""
+    """Whether a later step trains on the responses, and reports their metrics."""
     role: str = "actor"
 
     def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
@@ -120,6 +120,14 @@ class NextRolloutSpec(RolloutSpec):
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return (*always(*GENERATION_METRICS), *_of_episodes(recipe, metrics.THROUGHPUT_ENGINE_IDLE_FRAC))
+
+
+@dataclass(frozen=True)
+class LaterRolloutSpec(NextRolloutSpec):
+    """75-next_rollout with `rollout.ahead = 2`: generation of the responses that the step after the next trains on,
+    while this step and the next train."""
+
+    may_end_later: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,7 @@ def _accept(reward: RewardTable) -> str:
 
 ROLLOUT = RolloutSpec("rollout")
 NEXT_ROLLOUT = NextRolloutSpec("next_rollout")
+LATER_ROLLOUT = LaterRolloutSpec("next_rollout")
 TAKEN_OR_GENERATED = TakenOrGeneratedSpec("rollout")
 PARTIAL_ROLLOUT = PartialRolloutSpec("partial_rollout")
 NEXT_PARTIAL_ROLLOUT = PartialRolloutSpec("next_rollout")

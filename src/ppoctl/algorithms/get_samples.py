@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ppoctl.algorithms.generation_specs import (
     ENDED_GROUPS,
+    LATER_ROLLOUT,
     NEXT_PARTIAL_ROLLOUT,
     NEXT_ROLLOUT,
     OLD_REWARD,
@@ -62,21 +63,23 @@ ONE_ROUND = OneRound()
 
 
 @dataclass(frozen=True)
-class OneStepAhead:
-    """The responses that the step before generated with the weights before its update (`rollout.ahead`). Meanwhile,
-    the engines generate those of the next step. The first step generates both."""
+class StepsAhead:
+    """The responses that an earlier step generated with the weights before its update (`rollout.ahead`). Meanwhile,
+    the engines generate those of a later step. The first steps generate both."""
 
+    steps: int
+    """Number of steps between generation and training: 1, or 2, with which a generation may end in the next step."""
     is_first: bool
 
     @property
     def suffix(self) -> str:
-        return "_ahead_first" if self.is_first else "_ahead"
+        return "_ahead" + (f"_{self.steps}" if self.steps > 1 else "") + "_first" * self.is_first
 
     def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
-        actor = inputs.states["actor"]
+        actor, generates = inputs.states["actor"], NEXT_ROLLOUT if self.steps == 1 else LATER_ROLLOUT
         first = run_stage(ROLLOUT, actor, inputs.prompts) if self.is_first else None
-        rollouts = inputs.previous(NEXT_ROLLOUT) if first is None else first
-        run_stage.meanwhile(NEXT_ROLLOUT, actor, inputs.prompts_of(2))
+        rollouts = inputs.previous(generates, self.steps) if first is None else first
+        run_stage.meanwhile(generates, actor, inputs.prompts_of(1 + self.steps))
         rewards = run_stage(REWARD if self.is_first else OLD_REWARD, inputs.prompts, rollouts)
         return Samples(rollouts, rewards, ((rollouts, rewards),))
 

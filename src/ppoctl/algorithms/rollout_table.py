@@ -61,10 +61,12 @@ class RolloutTable(Table):
     groups: GroupsTable | None = None
     """Dynamic sampling: rounds of generation until a step has enough groups to learn from; absent: a step trains on
     every response."""
-    ahead: Annotated[int, RESULTS, Field(ge=0, le=1)] = 0
+    ahead: Annotated[int, RESULTS, Field(ge=0, le=2)] = 0
     """Number of steps by which generation is ahead of training. 0: a step generates, then trains; 1: while a step
-    trains, the engines generate the responses of the next step, with the weights before the update. Every response
-    but those of the first step is then one update old (one-step-off). The rollout of the last step is not used.
+    trains, the engines generate the responses of the next step, with the weights before the update; 2: they generate
+    those of the step after the next, and may end while the next step trains, so that a long generation delays
+    training less. Every response but those of the first steps is then as many updates old. The rollouts of the last
+    steps are not used.
     Default of: all systems (0; asynchronous PPO of NeMo-RL is off)
     """
     tokens_per_step: Annotated[int | None, RESULTS, AtLeastOne] = None

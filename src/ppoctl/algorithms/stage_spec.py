@@ -120,6 +120,8 @@ class StageSpec(Generic[Result]):
     """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False
     """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""
+    may_end_later: ClassVar[bool] = False
+    """Whether the record may be committed in the next step, if the stage runs beside others."""
     joins_by_prompt: ClassVar[bool] = False
     """Whether the stage joins inputs with different rows by the ids of their prompts. The rows of its record are
     those of its first input with rows."""

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ppoctl.algorithms.stage_spec import UPDATE, Result, StageSpec
-from ppoctl.store.outline import PREVIOUS, Outline, OutlineEntry
+from ppoctl.store.outline import Outline, OutlineEntry, of_step_before, stage_and_steps
 
 if TYPE_CHECKING:
     from ppoctl.core.batch.prompts import Prompts
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Previous(Protocol):
-    """Reader of the step before."""
+    """Reader of steps before."""
 
-    def __call__(self, stage: StageSpec[Result]) -> Result:
-        """Return the result of a stage in the step before."""
+    def __call__(self, stage: StageSpec[Result], steps: int = 1) -> Result:
+        """Return the result of a stage in the step that is so many steps before."""
         ...
 
 
@@ -79,8 +79,8 @@ class RunStage(Protocol):
         ...
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
-        """Run the stage while the stages after it run. Its record is committed after the last of them, and only the
-        next step reads it (`StepInputs.previous`)."""
+        """Run the stage while the stages after it run. Its record is committed after the last of them, or in the next
+        step if it `may_end_later`. Only later steps read it (`StepInputs.previous`)."""
         ...
 
     def take(
@@ -193,7 +193,8 @@ def trace(step_function: StepFunction) -> Trace:
     outputs = step_function.run(tracer, placeholder_inputs({}))
     parallel = {stage.name for stage, _ in tracer.parallel}
     for stage, inputs in tracer.parallel:
-        tracer(stage, *inputs)
+        if not stage.may_end_later:
+            tracer(stage, *inputs)
     if tracer.is_in_loop:
         raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.end_if` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
@@ -217,9 +218,10 @@ def placeholder_inputs(states: "Mapping[str, State]", previous: Previous | None 
     return StepInputs(_PlaceholderStates(states), carry, *any_prompts, previous or _previous_placeholder)
 
 
-def _previous_placeholder(stage: StageSpec[Any]) -> Any:
-    """Return a placeholder for the record of a stage in the step before."""
-    return Placeholder(f"{stage.name}{PREVIOUS}", f"{stage.name}{PREVIOUS}")
+def _previous_placeholder(stage: StageSpec[Any], steps: int = 1) -> Any:
+    """Return a placeholder for the record of a stage in a step before."""
+    name = of_step_before(stage.name, steps)
+    return Placeholder(name, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +230,7 @@ class Placeholder:
 
     name: str
     rows: str = ""
-    """Stage that defines the rows of the record, or a record of the step before that has the same rows; empty: no
+    """Stage that defines the rows of the record, or a record of an earlier step that has the same rows; empty: no
     rows."""
 
     def __str__(self) -> str:
@@ -295,11 +297,9 @@ class _Tracer:
         return None if stage.kind == UPDATE or rows in ("", f"{ROLLOUT_NAME}{dot}{number}") else rows
 
     def _defining(self, rows: str) -> str:
-        """Return the stage that defines these rows. The step before is assumed to have the stages of this step."""
-        name = rows.removesuffix(PREVIOUS)
-        if name == rows:
-            return rows
-        return f"{next(iter(self.row_sets.get(name, ())), name)}{PREVIOUS}"
+        """Return the stage that defines these rows. Steps before are assumed to have the stages of this step."""
+        name, steps = stage_and_steps(rows)
+        return of_step_before(next(iter(self.row_sets.get(name, ())), name), steps) if steps else rows
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         if self.is_in_loop:
@@ -310,6 +310,8 @@ class _Tracer:
         self.is_in_loop, self.at_most = False, 1
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        if stage.may_end_later:  # the last stage of a step is committed when the step ends
+            self(stage, *inputs)
         self.parallel.append((stage, inputs))
 
     def take(self, selection: Any, rounds: Sequence[Any], *, among: Any = None) -> Any:

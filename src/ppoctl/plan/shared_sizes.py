@@ -10,7 +10,7 @@ from ppoctl.algorithms.trace import Trace
 from ppoctl.models.shape import ModelShape
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.outline import PREVIOUS
+from ppoctl.store.outline import stage_and_steps
 
 
 def shapes_of(recipe: Recipe) -> dict[str, ModelShape] | None:
@@ -40,7 +40,7 @@ def stage_rows(traced: Trace, recipe: Recipe, *, most: bool = True) -> dict[str,
     """Return stage -> its rows in one step: the most or, if `most` is false, the least."""
     found = {}
     for call in traced.calls:
-        defining = call.rows.removesuffix(PREVIOUS)
+        defining, _ = stage_and_steps(call.rows)
         usual = sequences_per_step(recipe)
         bounds = traced[defining].row_bounds(recipe) if defining in traced else (usual, usual)
         rounds = call.entry.at_most if most else min(call.entry.at_most, fewest_rounds(recipe))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.algorithms.choose import trace_at
+from ppoctl.algorithms.choose import outlines, trace_at
 from ppoctl.algorithms.role_model import reward_models, trainable_of
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.algorithms.sizes import optimizer_of, warmup_updates
@@ -243,16 +243,19 @@ def _generated_again(paths: RunPaths, saved: int) -> str:
 
 
 def _require_responses(run: RecordedRun, recipe: Recipe, changed: Sequence[str]) -> None:
-    """Raise RecipeError if the next step would read responses of the step before that have other settings, or that do
+    """Raise RecipeError if a later step would read responses of the steps before that have other settings, or that do
     not exist."""
     start = run.last_saved
     if not (start and changed):
         return
-    missing = trace_at(recipe, start + 1).outline.reads_before - set(run.outlines.at(start).names)
-    if run.outlines.at(start + 1).reads_before:
-        why = f"responses of step {start + 1} have already been generated with the old value"
-    elif missing:
-        why = f"step {start} has generated no responses for step {start + 1}"
+    made = run.outlines.read_after(start)
+    wanted = outlines(recipe)
+    if made:
+        later = run.outlines.readers(*min(made))
+        why = f"responses of step {later[0]} have already been generated with the old value"
+    elif missing := wanted.read_after(start):
+        step, stage = min(missing)
+        why = f"step {step} has generated no responses for step {wanted.readers(step, stage)[0]}"
     else:
         return
     raise RecipeError(

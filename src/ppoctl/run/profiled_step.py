@@ -24,6 +24,7 @@ from ppoctl.run.wire.components import Components
 from ppoctl.run.wire.sources import clock_of, require_same_sources
 from ppoctl.show.tracking.screen import Screen
 from ppoctl.store.disk_errors import storage_error
+from ppoctl.store.parallel_run import ParallelRuns
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
@@ -117,9 +118,11 @@ class _ProfiledStep:
         for role in others.keys() & self._components.trainers.keys():
             others[role].begin("begin_profile").answers()
         driver.begin_profile()
-        running = running_step(job, self._step)
-        with running.completed():
+        parallel = ParallelRuns()
+        with parallel.cancelled_if_it_fails():
+            running = running_step(job, self._step, parallel)
             job.step_function(self._step).run(running, inputs_of(job, self._step, states, carry))
+            parallel.finish()
         found = [driver.end_profile(self._folder, "driver")]
         for name, processes in others.items():
             found += processes.begin("end_profile", self._folder, name).answers()

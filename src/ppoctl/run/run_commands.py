@@ -46,6 +46,7 @@ from ppoctl.start.preflight import check as preflight
 from ppoctl.start.slurm.run_status import require_idle
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
+from ppoctl.store.parallel_run import ParallelRuns
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.run_paths import RunPaths
@@ -141,7 +142,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
 def _generate_and_score(job: RunContext) -> None:
     """Run the step function of the next step up to its first stage after generation and scoring."""
     done, states, carry = start_point(job)
-    running = running_step(job, done + 1)
+    running = running_step(job, done + 1, ParallelRuns())
 
     def build(spec: StageSpec[Any]) -> Stage[Any]:
         if not generates_or_scores(spec.name):

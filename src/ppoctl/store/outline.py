@@ -10,8 +10,19 @@ from typing import Any
 EVAL = "eval"
 """Name of the stage that follows a step of any step function if the recipe sets an evaluation."""
 
-PREVIOUS = "@-1"
-"""Suffix of an input that is the record of the step before."""
+_BACK = "@-"
+"""Sign between a stage and the number of steps before in which its record was made."""
+
+
+def of_step_before(stage: str, steps: int = 1) -> str:
+    """Return the name of an input that is a record of an earlier step: `NAME@-1` is of the step before."""
+    return f"{stage}{_BACK}{steps}"
+
+
+def stage_and_steps(name: str) -> tuple[str, int]:
+    """Return the stage of an input, and how many steps before the record was made; 0: in the same step."""
+    stage, sign, steps = name.partition(_BACK)
+    return stage, int(steps) if sign else 0
 
 
 @dataclass(frozen=True)
@@ -21,7 +32,7 @@ class OutlineEntry:
     name: str
     reads: tuple[str, ...]
     """Inputs in the order of the stage's arguments: roles, `prompts`, `carry`, and names of earlier stages. `NAME@-1`
-    is the record of the stage NAME of the step before."""
+    is the record of the stage NAME of the step before, `NAME@-2` that of two steps before."""
     trains: str | None = None
     """Role whose weights the stage changes; None: the stage trains no role."""
     rows: str | None = None
@@ -61,14 +72,18 @@ class Outline:
         trained = {stage.trains for stage in self.stages}
         made = {"prompts", "carry", *self.names}
         reads = (name for stage in self.stages for name in stage.reads)
-        read = [name for name in reads if name not in made and not name.endswith(PREVIOUS)]
+        read = [name for name in reads if name not in made and not stage_and_steps(name)[1]]
         return tuple(dict.fromkeys([*read, *sorted(role for role in trained if role is not None)]))
 
+    def reads_before(self, steps: int = 1) -> frozenset[str]:
+        """Return the stages whose records of so many steps before the step reads."""
+        reads = (stage_and_steps(name) for stage in self.stages for name in stage.reads)
+        return frozenset(stage for stage, before in reads if before == steps)
+
     @property
-    def reads_before(self) -> frozenset[str]:
-        """Stages of the step before whose records the step reads."""
-        reads = (name for stage in self.stages for name in stage.reads)
-        return frozenset(name.removesuffix(PREVIOUS) for name in reads if name.endswith(PREVIOUS))
+    def reaches_back(self) -> int:
+        """Number of steps before this one of which it reads records; 0: it reads none."""
+        return max((stage_and_steps(name)[1] for stage in self.stages for name in stage.reads), default=0)
 
     def __getitem__(self, name: str) -> OutlineEntry:
         """Return the entry of a stage. Raises KeyError if the step function has no such stage."""
@@ -96,8 +111,23 @@ class Outlines:
 
     @property
     def reaches_back(self) -> int:
-        """Number of steps before its own whose records a step reads: 0 or 1."""
-        return max((int(bool(outline.reads_before)) for outline in self.by_start.values()), default=0)
+        """Highest number of steps before its own of which a step reads records."""
+        return max((outline.reaches_back for outline in self.by_start.values()), default=0)
+
+    def readers(self, step: int, stage: str) -> list[int]:
+        """Return the later steps that read the stage's record of a step, in order."""
+        after = range(step + 1, step + self.reaches_back + 1)
+        return [later for later in after if stage in self.at(later).reads_before(later - step)]
+
+    def read_after(self, step: int) -> frozenset[tuple[int, str]]:
+        """Return step and stage of each record up to a step that later steps read."""
+        farthest = self.reaches_back
+        return frozenset(
+            (later - back, stage)
+            for later in range(step + 1, step + farthest + 1)
+            for back in range(later - step, min(farthest, later - 1) + 1)
+            for stage in self.at(later).reads_before(back)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON form that `from_json` reads."""

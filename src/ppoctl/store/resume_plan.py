@@ -164,10 +164,14 @@ def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[Resu
 
 
 def _items_before(run: RecordedRun, start: int) -> list[ResumeItem]:
-    """Return items for the records of step `start` that the next step reads."""
-    paths, read = run.paths, run.outlines.at(start + 1).reads_before
-    read_stages = (stage for stage in run.stages(start) if stage.entry.name in read)
-    return [_item(paths, paths.stage(start, stage.name), "recalled") for stage in read_stages]
+    """Return items for the records up to step `start` that later steps read."""
+    read = run.outlines.read_after(start)
+    return [
+        _item(run.paths, run.paths.stage(step, stage.name), "recalled")
+        for step in sorted({step for step, _ in read})
+        for stage in run.stages(step)
+        if (step, stage.entry.name) in read
+    ]
 
 
 def _step_items(run: RecordedRun, step: int, *, is_last: bool) -> list[ResumeItem]:
@@ -190,8 +194,15 @@ def _step_items(run: RecordedRun, step: int, *, is_last: bool) -> list[ResumeIte
         if item.action == "run" and stage == EVAL:
             continue
         is_hole = item.action == "run" and (number < last_present or not is_last)
+        is_hole = is_hole and not _may_end_later(run, step, stage)
         items.append(ResumeItem(item.name, "missing") if is_hole else item)
     return items
+
+
+def _may_end_later(run: RecordedRun, step: int, stage: str) -> bool:
+    """Whether the record of a stage can be missing after later stages, because no stage has read it yet."""
+    readers = run.outlines.readers(step, stage)
+    return bool(readers) and readers[0] > step + 1 and not run.paths.has_committed(readers[0])
 
 
 def _item(

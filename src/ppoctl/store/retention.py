@@ -42,9 +42,10 @@ class Retention:
     States older than the last `keep_last` healthy saved steps are deleted. A step that was saved only because the run
     was stopped does not count as one of these steps: its states are deleted when later states are saved. Step folders
     up to the oldest kept state are deleted, but the rollouts of every `keep_rollouts_every_steps`-th step are kept
-    for inspection. A step with kept states, and a step before kept rollouts, keeps the records that the next step
-    reads. Each process handles a folder once (the folder of the oldest kept state twice, if the next step reads its
-    records), so that the time of a step does not grow with the length of the run.
+    for inspection. A record that a later step reads is kept as long as a run can continue before that step from kept
+    states, or the rollouts of that step are kept. Each process handles a folder once (the last ones up to the oldest
+    kept state again, if later steps read their records), so that the time of a step does not grow with the length of
+    the run.
     """
 
     attempt: Attempt
@@ -68,9 +69,8 @@ class Retention:
         retired = [step for step in range(self._retired + 1, oldest_kept + 1) if paths.step(step).is_dir()]
         saved = paths.saved_steps(*self.outlines.roles) if retired and self.outlines.reaches_back else []
         for step in retired:
-            is_read = step in saved or self._is_inspected(step + 1)
-            self._retire(step, self.outlines.at(step + 1).reads_before if is_read else frozenset())
-        # The states of the oldest kept step are deleted later, and then the records that the next step reads.
+            self._retire(step, saved)
+        # The states of the oldest kept step are deleted later, and then the records that later steps read.
         self._retired = max(self._retired, oldest_kept - self.outlines.reaches_back)
         return retired
 
@@ -120,11 +120,19 @@ class Retention:
         every = self.keep_rollouts_every_steps
         return every > 0 and step % every == 0
 
-    def _retire(self, step: int, read_later: Collection[str]) -> None:
-        """Delete the records of a step that are not kept. `read_later` are the stages that the next step reads."""
+    def _is_read(self, step: int, stage: str, saved: Collection[int]) -> bool:
+        """Whether a step that can still run, or whose rollouts are kept, reads the record."""
+        return any(
+            self._is_inspected(later) or any(step <= start < later for start in saved)
+            for later in self.outlines.readers(step, stage)
+        )
+
+    def _retire(self, step: int, saved: Collection[int]) -> None:
+        """Delete the records of a step that are not kept. A run can continue from the steps `saved`."""
         is_kept = self._is_inspected(step)
         for stage in stages_present(self.attempt.paths, step, self.outlines.at(step)):
-            if stage.entry.name not in read_later and (not is_kept or stage.entry.trains is not None):
+            is_deleted = not is_kept or stage.entry.trains is not None
+            if is_deleted and not self._is_read(step, stage.entry.name, saved):
                 self.attempt.remove(self.attempt.paths.stage(step, stage.name))
         for folder in self.attempt.paths.all_parts(step):
             self.attempt.remove(folder)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ppoctl.store import record_file
-from ppoctl.store.outline import PREVIOUS
+from ppoctl.store.outline import stage_and_steps
 from ppoctl.store.record_file import PlainRecord
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.rounds import StageInRound
@@ -151,7 +151,8 @@ class StepJoin:
 
     def place(self, name: str) -> tuple[int, str]:
         """Return step and stage of a name."""
-        return self.step - name.endswith(PREVIOUS), name.removesuffix(PREVIOUS)
+        stage, steps = stage_and_steps(name)
+        return self.step - steps, stage
 
 
 def _is_generated(record: PlainRecord | None) -> bool:

@@ -1,17 +1,16 @@
 """`run_stage` as a step function receives it: during a run, and during the replay of one update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ppoctl.algorithms.stage_spec import Result, StageSpec
+from ppoctl.algorithms.stage_spec import UPDATE, Result, StageSpec
 from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeholder_inputs
 from ppoctl.core.batch.records import Selection, State, Update
 from ppoctl.core.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
-from ppoctl.store.parallel_run import ParallelRun
+from ppoctl.store.parallel_run import ParallelRuns
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import ParallelStage, Stage, StepRunner, load_record
 
@@ -22,13 +21,17 @@ class RunningStep:
 
     runner: StepRunner
     build: Callable[[StageSpec[Any]], Stage[Any]]
-    _parallel: list[ParallelRun] = field(default_factory=list)
-    """Stages that run beside others."""
+    parallel: ParallelRuns = field(default_factory=ParallelRuns)
+    """Stages that run beside others, also of the step before."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
-        for running in self._parallel:
-            running.raise_error()
-        result: Result = self.runner(self.build(stage), *inputs)
+        built = self.build(stage)
+        if isinstance(built, ParallelStage):  # uses the engines
+            self.parallel.finish()
+        self.parallel.look()
+        if stage.kind == UPDATE:
+            self.parallel.before_update(inputs[0])
+        result: Result = self.runner(built, *inputs)
         return result
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
@@ -37,32 +40,18 @@ class RunningStep:
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
         built = self.build(stage)
         assert isinstance(built, ParallelStage), f"`{stage.name}` cannot run beside other stages"
-        if (running := self.runner.begin(built, *inputs)) is not None:
-            self._parallel.append(running)
-            running.start()
-
-    @contextmanager
-    def completed(self) -> Iterator[None]:
-        """Context of the step function: at its end, the stages that run beside others are waited for. After an error
-        they are cancelled, and what they finished is kept."""
-        try:
-            yield
-            for running in self._parallel:
-                running.finish()
-        except BaseException:
-            for running in self._parallel:
-                running.cancel()
-            raise
+        states = tuple(each for each in inputs if isinstance(each, State))
+        self.parallel.begin(self.runner.step, states, partial(self.runner.begin, built, *inputs))
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
 
 
-def recalled(paths: RunPaths, step: int, stage: StageSpec[Result]) -> Result:
-    """Return the committed result of a stage. Raises the errors of `load_record`, or StorageError if the stage is not
-    committed."""
-    manifest = manifests.require(paths.stage(step, stage.name))
-    result: Result = load_record(paths, step, stage.name, manifest).result
+def recalled(paths: RunPaths, step: int, stage: StageSpec[Result], steps: int = 1) -> Result:
+    """Return the committed result of a stage so many steps before a step. Raises the errors of `load_record`, or
+    StorageError if the stage is not committed."""
+    manifest = manifests.require(paths.stage(step - steps, stage.name))
+    result: Result = load_record(paths, step - steps, stage.name, manifest).result
     return result
 
 
@@ -81,7 +70,7 @@ class ReplayingStep:
             record = self.build(stage).run(*inputs)
             assert isinstance(record, Update), "only updates are replayed"
             raise _ReplayedUpdate(record)
-        return recalled(self.paths, self.step, stage)
+        return recalled(self.paths, self.step, stage, 0)
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
@@ -96,7 +85,7 @@ class ReplayingStep:
 def replay(step_function: StepFunction, run_stage: ReplayingStep, parent: State) -> Update:
     """Run the step function on its committed records up to the update, and return the record of the update. `parent`
     is the state of the role before the step."""
-    previous = partial(recalled, run_stage.paths, run_stage.step - 1)
+    previous = partial(recalled, run_stage.paths, run_stage.step)
     try:
         step_function.run(run_stage, placeholder_inputs({parent.role: parent}, previous))
     except _ReplayedUpdate as stop:

@@ -28,6 +28,7 @@ from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.outline import Outlines
+from ppoctl.store.parallel_run import ParallelRuns
 from ppoctl.store.retention import Retention, healthy_steps
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Stage, StageRunner
@@ -100,13 +101,14 @@ def run(job: RunContext) -> None:
     committed when the run ends or must stop. On a stop, states that are only in memory are saved too, if enough time
     is left. After any other error, the next attempt replays these states from the redo log.
     """
-    done = CompletedStep(*start_point(job))
+    done, parallel = CompletedStep(*start_point(job)), ParallelRuns()
     try:
-        _do_steps(job, done)
+        with parallel.cancelled_if_it_fails():
+            _do_steps(job, done, parallel)
     except (PreemptedError, InterruptedByUserError):
         job.states.saves.finish()
         if job.runner.gate.may_save():
-            _save_at_stop(job, done)
+            _save_at_stop(job, done, parallel)
         raise
     job.states.saves.finish()
     job.retention.apply()
@@ -148,25 +150,25 @@ class CompletedStep:
     carry: Carry
 
 
-def _do_steps(job: RunContext, done: CompletedStep) -> None:
+def _do_steps(job: RunContext, done: CompletedStep, parallel: ParallelRuns) -> None:
     step, states, carry = done.step, done.states, done.carry
     # Replay only up to the saved step: later steps run again and are then checked again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
-        _evaluate(job, 0, states[job.policy])
+        _evaluate(job, 0, states[job.policy], parallel)
     while step < job.recipe.steps and ended_early(job, step) is None:
         step += 1
-        running = running_step(job, step)
-        with running.completed():
-            outputs = job.step_function(step).run(running, inputs_of(job, step, states, carry))
+        outputs = job.step_function(step).run(running_step(job, step, parallel), inputs_of(job, step, states, carry))
+        # A stage ends in its step, or in the step before the one that reads it.
+        parallel.finish(up_to=step + 1 - max(1, job.outlines.reaches_back))
         used_by = _used_by(outputs, states)
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = replace(outputs.carry, further_rounds=carry.further_rounds + outputs.rounds - 1)
         # The ledger is written before the save, because the save stores the size of the ledger after this step.
         job.ledger.record(step, outputs.samples, used_by)
-        _evaluate(job, step, states[job.policy])
-        _check_and_save(job, step, states, carry)
+        _evaluate(job, step, states[job.policy], parallel)
+        _check_and_save(job, step, states, carry, parallel)
         # `done` changes last, because a stop saves it: it must never be a step whose evaluation or save is missing.
         done.step, done.states, done.carry = step, states, carry
     if (reason := ended_early(job, step)) is not None:
@@ -183,12 +185,12 @@ def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Ca
         batches = range(max(0, carry.batch(step) - steps + 1), carry.batch(step) + 1)
         return Prompts(step, tuple(row for batch in batches for row in job.prompts(step, batch).rows))
 
-    return StepInputs(states, carry, prompts_of, prompts_of_last, partial(recalled, job.paths, step - 1))
+    return StepInputs(states, carry, prompts_of, prompts_of_last, partial(recalled, job.paths, step))
 
 
-def running_step(job: RunContext, step: int) -> RunningStep:
+def running_step(job: RunContext, step: int, parallel: ParallelRuns) -> RunningStep:
     """Return `run_stage` of a step. The policy update first saves its input if the metric of `checkpoint.best`
-    measures that state."""
+    measures that state. `parallel` are the stages that run beside others."""
     entry = job.outlines.at(step).training(job.policy)
 
     def build(spec: StageSpec[Any]) -> Stage[Any]:
@@ -196,19 +198,22 @@ def running_step(job: RunContext, step: int) -> RunningStep:
         saves_first = entry is not None and spec.name == entry.name and _is_measured_before_the_update(job, step)
         return _SaveBestBeforeUpdate(stage, job, step) if saves_first else stage
 
-    return RunningStep(job.runner.at(step), build)
+    return RunningStep(job.runner.at(step), build, parallel)
 
 
-def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
+def _save_at_stop(job: RunContext, done: CompletedStep, parallel: ParallelRuns) -> None:
     """Save the states that are in memory before the job stops.
 
     If all trainers are at the last completed step, save its states, so that the next attempt resumes there. In the
-    middle of a step, save each trainer's state separately, so that the next attempt loads it instead of replaying. A
-    failure to save does not change the stop.
+    middle of a step, or if a generation of that step has not ended, which needs earlier weights, save each trainer's
+    state separately, so that the next attempt loads it instead of replaying. A failure to save does not change the
+    stop.
     """
+    open_step = parallel.first_open_step
+    is_complete = done.step > 0 and (open_step is None or open_step > done.step)
     try:
         job.retention.apply()
-        if done.step > 0 and all(job.states.is_at(state) for state in done.states.values()):
+        if is_complete and all(job.states.is_at(state) for state in done.states.values()):
             lines = replace(_recorded(job, done.step), at_stop=True)
             _save(job, done, lines, healthy=True)
             job.states.saves.finish()
@@ -236,13 +241,16 @@ def _used_by(outputs: StepOutputs, before: Mapping[str, State]) -> dict[str, str
     return {role: state.lineage[:16] for role, state in trained.items()}
 
 
-def _evaluate(job: RunContext, step: int, policy: State) -> None:
+def _evaluate(job: RunContext, step: int, policy: State, parallel: ParallelRuns) -> None:
     # Without the evaluation, `ended_early` is true only if `[until]` has no metric of an evaluation.
     if evaluates(job.recipe, step, ends_early=ended_early(job, step) is not None):
+        parallel.finish()
         job.runner.at(step)(job.build(step, EVALUATION), policy)
 
 
-def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
+def _check_and_save(
+    job: RunContext, step: int, states: Mapping[str, State], carry: Carry, parallel: ParallelRuns
+) -> None:
     metrics = job.journal.metrics(step)
     alarms = job.health.check(step, metrics)
     for alarm in alarms:
@@ -251,6 +259,7 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states[job.policy], metrics)
     if _saves(job, step) or stops:
+        parallel.finish()  # a run that continues from the saved states has no earlier weights
         # Finish earlier saves first: `apply` can then delete superseded states before the new states need the space.
         job.states.saves.finish()
         job.retention.apply()

@@ -61,6 +61,19 @@ def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
                 yield conflict(f"{name} does not support {what}", (source, key), _OFF[source])
 
 
+def check_prompts_two_steps_ahead_are_known(recipe: Recipe) -> Iterator[Finding]:
+    """Check that a step two steps ahead begins with known prompts, and generates whole responses of them."""
+    if recipe.rollout.ahead < 2:
+        return
+    others = (
+        (recipe.rollout.groups is not None, "the next step may use the same prompts for further rounds", _GROUPS),
+        (recipe.rollout.tokens_per_step is not None, "the next step continues the same responses", _PARTIAL),
+    )
+    for is_on, why, key in others:
+        if is_on:
+            yield conflict(f"generation cannot be two steps ahead: {why}", (_AHEAD, key), "--set rollout.ahead=1")
+
+
 def check_best_actor_is_evaluated(recipe: Recipe) -> Iterator[Finding]:
     """Check that the weights that the metric of the best actor measures still exist when it is known."""
     best = recipe.checkpoint.best
