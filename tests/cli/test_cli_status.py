@@ -195,7 +195,16 @@ def test_status_shows_who_waited_in_the_last_step(paths: RunPaths, cluster: Fake
         ("next_rollout", 10.0, 1.0, {"time/transfer_s": 1.0, "time/generation_s": 3.0}),
     ]  # fmt: skip
     lines: list[dict[str, Any]] = [
-        {"seq": 100 + n, "step": 2, "stage": stage, "seconds": s, "attempt": 1, "at": 5000 + at, "clocked": clocked}
+        {
+            "seq": 100 + n,
+            "step": 2,
+            "stage": stage,
+            "seconds": s,
+            "attempt": 1,
+            "at": 5000 + at,
+            "clocked": clocked,
+            "began_at": 5001.0,
+        }
         for n, (stage, at, s, clocked) in enumerate(stages)
     ]
     with paths.journal.open("ab") as file:

@@ -66,7 +66,7 @@ ATTEMPT = re.compile("drafts/attempt-[0-9]+/")
 LAST_KIND = re.compile(rb'"(?:kind|number)": "?([a-z0-9]+)')
 
 CLOCKS = re.compile(
-    rb'"(at|seconds|rounds_s|waited_s|committed_at|created|id|name|seal|(throughput|memory|time)/[a-z_]+)"'
+    rb'"(at|began_at|seconds|rounds_s|waited_s|committed_at|created|id|name|seal|(throughput|memory|time)/[a-z_]+)"'
     rb': ("[^"]*"|[0-9.e+-]+)'
 )
 """The parts of files in which two equal runs differ."""

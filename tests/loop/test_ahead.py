@@ -73,8 +73,9 @@ def test_generation_two_steps_ahead_begins_before_the_update_of_its_weights(
     order: dict[int, list[str]] = {}
     for turns in (0, 99):
         monkeypatch.setattr(TURNS, "pick", lambda turns=turns: turns)
-        order[turns] = []
-        play(tmp_path / str(turns), ahead(**TWO_AHEAD), Witness(act=lambda _, name: order[turns].append(name)))
+        witness = Witness()
+        play(tmp_path / str(turns), ahead(**TWO_AHEAD), witness)
+        order[turns] = witness.moments
     assert result(tmp_path / "0") == result(tmp_path / "99")
     ends = [name for name in order[0] if name.endswith(("next_rollout renamed", "_update starts", "reward starts"))]
     assert ends[ends.index("2 reward starts") : ends.index("5 reward starts")] == [

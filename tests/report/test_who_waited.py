@@ -20,14 +20,17 @@ def line(stage: str, start: float, end: float, *, attempt: int = 1, step: int = 
             "figures": {}, "clocked": named}  # fmt: skip
 
 
-def next_rollout(at: float, waited_s: float, transfer_s: float, generation_s: float, **where: int) -> Line:
-    """Return the line of the generation of the next step. Its seconds are those for which the step waited."""
+def next_rollout(
+    began: float, waited: tuple[float, float], transfer_s: float, generation_s: float, **where: int
+) -> Line:
+    """Return the line of the generation of a later step. Its seconds are those for which a step waited."""
     times = {"transfer_s": transfer_s, "generation_s": generation_s}
-    return line("next_rollout", at - waited_s - transfer_s, at, **times, **where)
+    found = line("next_rollout", waited[0] - transfer_s, waited[1], **times, **where)
+    return {**found, "began_at": 1000 + began}
 
 
 def waits_of(*lines: Line) -> StepWaits:
-    found = step_waits(lines)
+    found = step_waits(lines, 2)
     assert found is not None
     return found
 
@@ -40,14 +43,14 @@ TRAINER_LONGER = (
     line("reward", 1.0, 2.0),
     line("values", 2.0, 5.0),
     line("actor_update", 6.0, 10.0),
-    next_rollout(10.0, 0.0, 1.0, 4.0),
+    next_rollout(1.0, (10.0, 10.0), 1.0, 4.0),
 )
 """The transfer takes second 0 to 1, the generation 1 to 5. A state is saved from 5 to 6."""
 GENERATOR_LONGER = (
     line("reward", 1.0, 2.0),
     line("values", 2.0, 5.0),
     line("actor_update", 5.0, 6.0),
-    next_rollout(10.0, 4.0, 1.0, 9.0),
+    next_rollout(1.0, (6.0, 10.0), 1.0, 9.0),
 )
 """The generation takes second 1 to 10, and the step waits from 6 to 10."""
 IN_TURN = (
@@ -79,7 +82,7 @@ def test_trainer_waits_for_a_longer_generator() -> None:
 
 def test_generation_of_the_next_step_ends_with_its_stage_if_another_stage_began_late() -> None:
     """The scorer starts from second 1 to 3, outside of the seconds of its stage."""
-    waits = waits_of(line("reward", 3.0, 4.0), line("values", 4.0, 6.0), next_rollout(10.0, 4.0, 1.0, 9.0))
+    waits = waits_of(line("reward", 3.0, 4.0), line("values", 4.0, 6.0), next_rollout(1.0, (6.0, 10.0), 1.0, 9.0))
     assert spans(waits, "generator") == [(0, 1, "transfer"), (1, 10, "works")]
     assert spans(waits, "trainer") == [
         (0, 1, "transfer"), (3, 4, "reward"), (4, 6, "works"), (6, 10, "generator"),
@@ -88,11 +91,31 @@ def test_generation_of_the_next_step_ends_with_its_stage_if_another_stage_began_
 
 def test_first_step_ahead_generates_for_two_steps() -> None:
     rollout = line("rollout", 0.0, 4.0, transfer_s=1.0, generation_s=3.0)
-    waits = waits_of(rollout, line("reward", 5.0, 6.0), line("values", 6.0, 9.0), next_rollout(9.0, 0.0, 0.5, 2.0))
+    waits = waits_of(
+        rollout, line("reward", 5.0, 6.0), line("values", 6.0, 9.0), next_rollout(5.0, (9.0, 9.0), 0.5, 2.0)
+    )
     assert spans(waits, "generator") == [
         (0, 1, "transfer"), (1, 4, "works"), (4.5, 5, "transfer"), (5, 7, "works"), (7, 9, "trainer"),
     ]  # fmt: skip
     assert spans(waits, "trainer")[:3] == [(0, 1, "transfer"), (1, 4, "generator"), (4.5, 5, "transfer")]
+
+
+def test_generation_two_steps_ahead_may_end_in_the_next_step() -> None:
+    """The generation of step 1 ends at second 3, that of step 2 begins at 5 and ends at 12. Step 2 takes second 0 to
+    9, and step 3 waits from 11 to 12."""
+    waits = waits_of(
+        {**next_rollout(-4.0, (-9.0, -9.0), 0.0, 3.0, step=0)},
+        next_rollout(-3.0, (4.0, 4.0), 1.0, 6.0, step=1),
+        line("reward", 0.0, 1.0),
+        line("values", 1.0, 4.0),
+        line("actor_update", 5.0, 9.0),
+        line("reward", 9.0, 11.0, step=3),
+        next_rollout(5.0, (11.0, 12.0), 1.0, 7.0),
+        line("actor_update", 12.0, 14.0, step=3),
+    )
+    assert (waits.seconds, waits.is_parallel) == (9.0, True)
+    assert spans(waits, "generator") == [(0, 3, "works"), (3, 4, "trainer"), (4, 5, "transfer"), (5, 9, "works")]
+    assert spans(waits, "trainer") == [(0, 1, "reward"), (1, 4, "works"), (4, 5, "transfer"), (5, 9, "works")]
 
 
 def test_parties_take_turns_without_ahead() -> None:
@@ -148,7 +171,7 @@ def test_generation_that_a_kill_ended_is_not_a_wait() -> None:
     waits = waits_of(
         *TRAINER_LONGER[:2],
         line("actor_update", HOUR, HOUR + 4.0, attempt=2),
-        next_rollout(HOUR + 4.0, 0.0, 0.5, 2.0, attempt=2),
+        next_rollout(HOUR, (HOUR + 4.0, HOUR + 4.0), 0.5, 2.0, attempt=2),
     )
     assert waits.resumed_at_s == (4.0,)
     assert spans(waits, "generator") == [(4, 4.5, "transfer"), (4.5, 6.5, "works"), (6.5, 8.5, "trainer")]
@@ -159,7 +182,7 @@ def test_generation_that_a_kill_ended_is_not_a_wait() -> None:
 
 def test_resume_with_only_the_generation_left_waits_for_the_generator() -> None:
     """The seconds of its stage include the transfer, in which the reward does not wait for the generator."""
-    waits = waits_of(*TRAINER_LONGER[:3], next_rollout(HOUR + 4.0, 3.0, 1.0, 3.0, attempt=2))
+    waits = waits_of(*TRAINER_LONGER[:3], next_rollout(HOUR + 1.0, (HOUR + 1.0, HOUR + 4.0), 1.0, 3.0, attempt=2))
     assert (waits.seconds, waits.resumed_at_s) == (13.0, (9.0,))
     assert spans(waits, "generator") == [(9, 10, "transfer"), (10, 13, "works")]
     assert spans(waits, "reward")[-1] == (10, 13, "generator")
@@ -173,12 +196,14 @@ def test_generation_that_was_loaded_after_a_resume_took_no_time() -> None:
 
 def test_steps_without_measured_generation_have_no_waits() -> None:
     old = {**IN_TURN[0], "clocked": {"throughput/generated_tokens_per_s": 100.0, "time/transfer_s": 1.0}}
-    assert step_waits([old, *IN_TURN[1:]]) is None
-    assert step_waits([{key: value for key, value in old.items() if key != "clocked"}]) is not None, (
+    assert step_waits([old, *IN_TURN[1:]], 2) is None
+    assert step_waits([{key: value for key, value in old.items() if key != "clocked"}], 2) is not None, (
         "nothing generated"
     )
-    assert step_waits(IN_TURN[1:]) is None
-    assert step_waits([]) is None
+    without_start = {key: value for key, value in TRAINER_LONGER[-1].items() if key != "began_at"}
+    assert step_waits([*TRAINER_LONGER[:-1], without_start], 2) is None
+    assert step_waits(IN_TURN[1:], 2) is None
+    assert step_waits([], 2) is None
 
 
 def test_json_keeps_all_numbers() -> None:
@@ -235,7 +260,7 @@ def test_table_of_bars_fits_the_width() -> None:
 
 def test_waits_below_one_percent_are_not_in_the_table() -> None:
     """The trainer waits 0.08 s for the reward in a step of 10 s."""
-    short = waits_of(line("reward", 1.0, 1.08), line("values", 1.08, 10.0), next_rollout(10.0, 0.0, 1.0, 5.0))
+    short = waits_of(line("reward", 1.0, 1.08), line("values", 1.08, 10.0), next_rollout(1.0, (10.0, 10.0), 1.0, 5.0))
     assert short.waited_s("trainer") == {"reward": 0.08}
     assert [waited for *_, waited in rows(short, 80)[0]] == ["trainer 4.0s", "-", "trainer 8.9s"]
 
@@ -257,8 +282,8 @@ def test_summary_has_the_seconds_of_each_party() -> None:
     )
 
 
-REWARD_LONGER = (line("reward", 1.0, 8.0), line("values", 8.0, 10.0), next_rollout(10.0, 0.0, 1.0, 6.0))
-BALANCED = (line("reward", 1.0, 1.1), line("values", 1.1, 10.0), next_rollout(10.0, 0.0, 1.0, 8.9))
+REWARD_LONGER = (line("reward", 1.0, 8.0), line("values", 8.0, 10.0), next_rollout(1.0, (10.0, 10.0), 1.0, 6.0))
+BALANCED = (line("reward", 1.0, 1.1), line("values", 1.1, 10.0), next_rollout(1.0, (10.0, 10.0), 1.0, 8.9))
 
 
 WAITS = "The {} is the longer side: the {} waits for it {} % of the time. To change this, {}"

@@ -152,7 +152,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     last = max(stages, key=lambda line: line["seq"], default=None)
     of_last_step = [line for line in lines if line.get("step") == facts.steps_done]
     metrics = of_step(of_last_step)
-    waits = step_waits(of_last_step) if facts.steps_done else None
+    waits = step_waits(lines, facts.steps_done) if facts.steps_done else None
     names = dict.fromkeys(line["stage"].partition(".")[0] for line in of_last_step if "stage" in line)
     return {
         "name": recorded.facts["name"],

@@ -9,11 +9,11 @@ TIME_TRANSFER_S = Metric(
 TIME_GENERATION_S = Metric(
     "time/generation_s", "s",
     "time for which the engines generate the responses of a rollout, without the transfer; with rollout.ahead, those "
-    "of the next step, while the step trains",
+    "of a later step, while this step trains",
 )  # fmt: skip
 TIME_NEXT_ROLLOUT_S = Metric(
     "time/next_rollout_s", "s",
-    "time that the step waits for the rollout of the next step: the transfer, and the rest of the generation when "
+    "time that training waits for the rollout of a later step: the transfer, and the rest of the generation when "
     "training has ended (with rollout.ahead)",
 )  # fmt: skip
 TIME_PARTIAL_ROLLOUT_S = Metric(

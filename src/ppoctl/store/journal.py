@@ -26,6 +26,9 @@ REPAIRED = "mended"
 this event recorded longer files."""
 
 
+BEGAN_AT = "began_at"
+"""Field in the `extra` of the manifest, and in the line, of a stage that ran beside others."""
+
 RECENT = 5
 """Number of last runs of a stage from which its duration is estimated."""
 
@@ -196,7 +199,8 @@ def stage_line(manifest: Manifest, of_the_step: Iterable[JournalLine]) -> Journa
     """Return the journal line of a committed stage.
 
     `of_the_step` are the lines of the step so far. If the stage has several rounds, the line of a later round also
-    has `rounds_s`, the seconds of all rounds so far.
+    has `rounds_s`, the seconds of all rounds so far. If the stage ran beside others, the line has `began_at`, when
+    its work began.
     """
     name, _, number = manifest.stage.partition(".")
     rounds = {line["stage"]: line["seconds"] for line in of_the_step if line["stage"].partition(".")[0] == name}
@@ -212,4 +216,5 @@ def stage_line(manifest: Manifest, of_the_step: Iterable[JournalLine]) -> Journa
         "figures": manifest.figures,
         "clocked": manifest.extra.get("clocked", {}),
         **rounds_s,
+        **{name: value for name, value in manifest.extra.items() if name == BEGAN_AT},
     }

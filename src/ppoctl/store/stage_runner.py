@@ -20,7 +20,7 @@ from ppoctl.core.ports import Gate, OnProgress
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.journal import Journal, JournalLine
+from ppoctl.store.journal import BEGAN_AT, Journal, JournalLine
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.parallel_run import ParallelRun
 from ppoctl.store.run_paths import RECORD, RunPaths
@@ -138,11 +138,11 @@ class StepRunner:
         self._enter(stage)
         started = WORK.now()
         work = stage.begin(*inputs)
-        begun_s, during = WORK.now() - started, MEASUREMENTS.take()
+        begun_s, during, began_at = WORK.now() - started, MEASUREMENTS.take(), time.time()
 
         def commit(record: Record[Any], in_thread: Measured, waited_s: float) -> None:
             identities = tuple(item.identity for item in inputs if item is not None)
-            self._commit(stage, record, identities, begun_s + waited_s, during + in_thread)
+            self._commit(stage, record, identities, begun_s + waited_s, during + in_thread, {BEGAN_AT: began_at})
             self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
 
         return ParallelRun(work, commit, partial(self._wait_for, stage), self._on_progress)
@@ -181,6 +181,7 @@ class StepRunner:
         identities: tuple[str, ...],
         seconds: float,
         during: Measured,
+        of_parallel: Mapping[str, float] | None = None,
     ) -> None:
         measured = self.runner.measure(stage.name, record.kind, during)
         manifest = Manifest(
@@ -195,7 +196,11 @@ class StepRunner:
             attempt=self.runner.attempt.number,
             figures=record.metrics(),
             versions=self.runner.versions,
-            extra={"clocked": {**record.timing_metrics(), **measured}, **record.manifest_fields()},
+            extra={
+                "clocked": {**record.timing_metrics(), **measured},
+                **record.manifest_fields(),
+                **(of_parallel or {}),
+            },
         )
         folder = self.runner.paths.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}

@@ -13,7 +13,7 @@ from ppoctl.core.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {
-    "async": "asynchronous training with a queue of samples; `rollout.ahead` generates at most one step ahead",
+    "async": "asynchronous training with a queue of samples; `rollout.ahead` generates at most two steps ahead",
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
 }

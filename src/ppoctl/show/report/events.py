@@ -56,7 +56,9 @@ def _end(run: ReportedRun, attempt: Mapping[str, Any]) -> str:
     own = [line for line in run.lines if line.get("attempt") == attempt["attempt"]]
     if (running := next((line["during"] for line in own if "during" in line), None)) is not None:
         return f"in `{running[1]}` of step {running[0]}"
-    last = [line for line in own if "stage" in line][-1]
+    stages = [line for line in own if "stage" in line]
+    newest = max(line["step"] for line in stages)
+    last = [line for line in stages if line["step"] == newest][-1]  # a generation may be committed in the next step
     is_whole = last["stage"] in (run.outlines.at(last["step"]).last, EVAL)
     return f"{'after' if is_whole else 'in'} step {last['step']}"
 

@@ -3,8 +3,8 @@
 A stage of the main thread takes the `seconds` before `at`. The party of the stage works, the others wait for it:
 
     party      works in
-    generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of the next step
-               begins when the first stage of another party begins, and runs in parallel with these stages
+    generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of a later step
+               begins at `began_at`, runs in parallel with the stages of other parties, and may end in the next step
     reward     the stages that score
     trainer    all other stages, except an evaluation, which is not a part of the step
 
@@ -15,11 +15,12 @@ are saved, and while a component starts.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from ppoctl.core import metric_registry
 from ppoctl.core.step_metrics import StageLine, rounds_of
-from ppoctl.store.journal import JournalLine
+from ppoctl.store.journal import BEGAN_AT, JournalLine
 from ppoctl.store.outline import EVAL, Outlines
 
 GENERATOR, TRAINER, REWARD = "generator", "trainer", "reward"
@@ -101,26 +102,37 @@ def newest_steps(lines: Iterable[JournalLine], outlines: Outlines, *, at_most: i
     found: list[StepWaits] = []
     for step in sorted(by_step, reverse=True):
         is_complete = any(line["stage"] == outlines.at(step).last for line in by_step[step])
-        if is_complete and len(found) < at_most and (waits := step_waits(by_step[step])) is not None:
+        if is_complete and len(found) < at_most and (waits := _waits_of(by_step, step)) is not None:
             found.insert(0, waits)
     return found
 
 
-def step_waits(lines: Iterable[StageLine]) -> StepWaits | None:
-    """Return who worked and waited in the step of these journal lines.
+def _waits_of(by_step: Mapping[int, Sequence[StageLine]], step: int) -> StepWaits | None:
+    near = (step - 1, step, step + 1)
+    return step_waits([line for each in near for line in by_step.get(each, ())], step)
 
-    None: the lines contain no rollout, or a version of ppoctl wrote them that did not record how long it took.
+
+def step_waits(lines: Sequence[StageLine], step: int) -> StepWaits | None:
+    """Return who worked and waited in a step. `lines` has the journal lines of the step, and of those next to it: a
+    generation of the step before may end in this one, and one of this step in the next.
+
+    None: the step has no rollout, or a version of ppoctl ran it that did not record when the rollout began, and how
+    long it took.
     """
-    stages = [line for of in rounds_of(lines).values() for line in of.values() if "stage" in line]
-    stages = sorted((line for line in stages if _name(line) != EVAL), key=lambda line: float(line["at"]))
-    rollouts = [line for line in stages if _seconds_name(line) in metric_registry.ROLLOUTS_S]
-    if not rollouts or any(_is_unmeasured(line) for line in rollouts):
+    before, own, after = (_stages(lines, each) for each in (step - 1, step, step + 1))
+    first, end = (min((float(line["at"]) for line in of), default=inf) for of in (own, after))
+    ending = [line for line in before if _is_parallel(line) and float(line["at"]) >= first]
+    open_ones = [line for line in own if _is_parallel(line) and float(line["at"]) >= end]
+    stages = sorted([*ending, *(line for line in own if line not in open_ones)], key=lambda line: float(line["at"]))
+    rollouts = [line for line in (*stages, *open_ones) if _seconds_name(line) in metric_registry.ROLLOUTS_S]
+    if not rollouts or any(map(_is_unmeasured, rollouts)):
         return None
     parallel = {line["attempt"] for line in rollouts if _is_parallel(line)}
     spans: dict[str, list[PartySpan]] = {party: [] for party in PARTIES}
     offset, resumed_at_s = 0.0, []
     for attempt in sorted({line["attempt"] for line in stages}):
-        part = _part([line for line in stages if line["attempt"] == attempt])
+        committed, later = ([line for line in of if line["attempt"] == attempt] for of in (stages, open_ones))
+        part = _part(committed, later, step)
         # An earlier attempt generated too, but its generation was killed, and left no line.
         is_generator_known = all(attempt >= each for each in parallel)
         if offset > 0:
@@ -129,12 +141,19 @@ def step_waits(lines: Iterable[StageLine]) -> StepWaits | None:
             spans[party] += part.spans(party, offset, can_wait=is_generator_known or party != GENERATOR)
         offset += part.end - part.start
     return StepWaits(
-        step=int(stages[0]["step"]),
+        step=step,
         seconds=round(offset, 6),
         is_parallel=bool(parallel),
         resumed_at_s=tuple(resumed_at_s),
         spans={party: tuple(_joined(found)) for party, found in spans.items()},
     )
+
+
+def _stages(lines: Iterable[StageLine], step: int) -> list[StageLine]:
+    """Return the valid lines of the stages of a step, without an evaluation."""
+    of_step = rounds_of(line for line in lines if line.get("step") == step)
+    stages = (line for rounds in of_step.values() for line in rounds.values() if "stage" in line)
+    return [line for line in stages if _name(line) != EVAL]
 
 
 @dataclass(frozen=True)
@@ -181,30 +200,39 @@ def _has(span: _Span, at: float) -> bool:
     return span[0] <= at < span[1]
 
 
-def _part(lines: Sequence[StageLine]) -> _AttemptPart:
-    """Return the part of a step with these stages of one attempt, which are in the order of their commits."""
+def _part(lines: Sequence[StageLine], open_ones: Sequence[StageLine], step: int) -> _AttemptPart:
+    """Return the part of a step that one attempt ran. `lines` are the stages that it committed meanwhile, in order,
+    and the generations `open_ones` began in it and end later."""
     stages: list[tuple[_Span, str]] = []
     work: list[tuple[_Span, str]] = []
     transfers: list[_Span] = []
-    for line in lines:
+    starts: list[float] = []
+    for line in (*lines, *open_ones):
         party, at, seconds = _party(line), float(line["at"]), float(line["seconds"])
         clocked = line.get("clocked", {})
         transfer_s = float(clocked.get(metric_registry.TIME_TRANSFER_S.name, 0.0))
         generation_s = float(clocked.get(metric_registry.TIME_GENERATION_S.name, 0.0))
-        if _seconds_name(line) not in metric_registry.ROLLOUTS_S:  # also greedy responses, which have no such metrics
-            start, worked = at - seconds, (at - seconds, at)
-        elif _is_parallel(line):
-            others = [float(each["at"]) - float(each["seconds"]) for each in lines if _party(each) != GENERATOR]
-            began = min([*others, at - generation_s])
-            transfers.append((began - transfer_s, began))
+        start, worked, transfer = at - seconds, (at - seconds, at), None
+        if _is_parallel(line):
+            began = float(line[BEGAN_AT])
+            worked, transfer = (began, began + generation_s), (began - transfer_s, began)
             # The transfer is a part of the seconds, but was before the other stages.
-            start, worked = at - max(seconds - transfer_s, 0.0), (began, began + generation_s)
-        else:
-            transfers.append((at - seconds, at - seconds + transfer_s))
-            start, worked = at - seconds, (at - generation_s, at)
-        stages.append(((start, at), party))
+            start = at - max(seconds - transfer_s, 0.0)
+        elif _seconds_name(line) in metric_registry.ROLLOUTS_S:  # greedy responses have no such metrics
+            worked, transfer = (at - generation_s, at), (start, start + transfer_s)
+        if line not in open_ones:
+            stages.append(((start, at), party))
+        if line["step"] == step:
+            starts.append(start if transfer is None else min(start, transfer[0]))
         work.append((worked, party))
-    return _AttemptPart(stages, work, transfers)
+        transfers += [] if transfer is None else [transfer]
+    first, last = min(starts, default=stages[0][0][0]), max(end for (_, end), _ in stages)
+
+    def cut(span: _Span) -> _Span:
+        """Return the part of a span that is in this part of the step."""
+        return max(span[0], first), max(first, min(span[1], last))
+
+    return _AttemptPart(stages, [(cut(span), party) for span, party in work], [*map(cut, transfers)])
 
 
 def _joined(spans: Iterable[PartySpan]) -> list[PartySpan]:
@@ -239,7 +267,8 @@ def _party(line: StageLine) -> str:
 
 
 def _is_unmeasured(line: StageLine) -> bool:
-    """Whether the engines generated, and how long they did is not recorded. Loaded samples were not generated."""
+    """Whether the engines generated, and how long they did, or since when, is not recorded. Loaded samples were not
+    generated."""
     clocked = line.get("clocked", {})
     names = metric_registry.THROUGHPUT_GENERATED.name, metric_registry.TIME_GENERATION_S.name
-    return names[0] in clocked and names[1] not in clocked
+    return (names[0] in clocked and names[1] not in clocked) or (_is_parallel(line) and BEGAN_AT not in line)

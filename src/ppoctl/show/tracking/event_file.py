@@ -66,7 +66,8 @@ class EventFile:
             part = (int(line["step"]), EVAL if line["stage"] == EVAL else "")
             self._lines.setdefault(part, []).append(line)
             self._running.add(part)
-            if part[1] or line["stage"] == self._outlines.at(part[0]).last:
+            # A generation may be committed after the last stage of its step.
+            if part[1] or part in self._records or line["stage"] == self._outlines.at(part[0]).last:
                 self._encode(part)
         elif line.get("event") == SAVED:
             part = (int(line["step"]), line["role"])

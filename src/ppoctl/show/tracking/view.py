@@ -119,8 +119,13 @@ class RunView:
         self.finished_step = max(self.finished_step, finished)
 
     def step_figures(self, step: int) -> Mapping[str, float]:
-        """Return the metrics of this step; only the newest two steps are stored."""
-        return of_step(self._lines.get(step, ()))
+        """Return the metrics of this step; only the newest two steps are stored. If the generation that began in this
+        step has not ended, the throughput is that of the generation before."""
+        lines = self._lines.get(step, ())
+        figures, name = of_step(lines), metric_registry.THROUGHPUT_GENERATED.name
+        has_ended = any(f"time/{line['stage'].partition('.')[0]}_s" in metric_registry.ROLLOUTS_S for line in lines)
+        before = {} if has_ended or not lines else of_step(self._lines.get(step - 1, ()))
+        return {**figures, name: before[name]} if name in before else figures
 
     @property
     def rewards(self) -> list[float]:
