@@ -76,6 +76,13 @@ VARIANTS = {
         "rollout.tokens_per_step": "10",
         "ppo.rollout_correction.kind": "tis",
     },
+    "every 4, two ahead": {
+        "checkpoint.every_steps": "4",
+        "tracking.kind": "none",
+        "eval.every_steps": "4",
+        "rollout.ahead": "2",
+        "ppo.rollout_correction.kind": "tis",
+    },
 }
 LAST = "states/actor/000004/manifest.json"
 MAX_COMMANDS = 10
@@ -205,7 +212,7 @@ class Soak:
 
     def kill(self, case: Path, rng: random.Random) -> tuple[str, dict[str, int]]:
         """Disturb one run one to three times, then continue it to its end."""
-        variant = self.variant or rng.choices(list(VARIANTS), weights=(3, 2, 2, 2, 2))[0]
+        variant = self.variant or rng.choices(list(VARIANTS), weights=(3, 2, 2, 2, 2, 2))[0]
         reference = self.reference(variant)
         root, events, counts = case / "runs/soak", [variant], Counter[str]()
         command, expected = self.train(variant), {0}

@@ -129,6 +129,22 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "3 next_rollout written",
         ],
     ),
+    "two ahead": (
+        {
+            "rollout": {**ROLLOUT, "ahead": 2},
+            "ppo": {**PPO, "rollout_correction": {"kind": "tis"}},
+            "steps": 4,
+            "eval": {"every_steps": 4},
+        },
+        [
+            "1 next_rollout starts",
+            "2 rollout inside",
+            "2 next_rollout writing",
+            "3 critic_update inside",
+            "3 actor_update renamed",
+            "4 next_rollout written",
+        ],
+    ),
     "partial rollouts": (
         {
             "critic": None,
