@@ -51,30 +51,33 @@ RESAMPLED = Outline(
     ),
 )
 
-AHEAD = Outlines(
-    {
-        1: Outline(
-            "ahead_first",
-            (
-                OutlineEntry("rollout", ("actor", "prompts")),
-                OutlineEntry("reward", ("prompts", "rollout")),
-                OutlineEntry("advantages", ("rollout", "reward", "carry")),
-                OutlineEntry("rollout_ahead", ("actor", "prompts"), rows="rollout_ahead"),
-                OutlineEntry("actor_update", ("actor", "rollout", "advantages"), "actor"),
-            ),
+
+def steps_ahead(steps: int) -> Outlines:
+    """Return the outlines of steps that train on the responses of so many steps before."""
+    read = f"rollout_ahead@-{steps}"
+    first = Outline(
+        "ahead_first",
+        (
+            OutlineEntry("rollout", ("actor", "prompts")),
+            OutlineEntry("reward", ("prompts", "rollout")),
+            OutlineEntry("advantages", ("rollout", "reward", "carry")),
+            OutlineEntry("rollout_ahead", ("actor", "prompts"), rows="rollout_ahead"),
+            OutlineEntry("actor_update", ("actor", "rollout", "advantages"), "actor"),
         ),
-        2: Outline(
-            "ahead",
-            (
-                OutlineEntry("reward", ("prompts", "rollout_ahead@-1"), rows="rollout_ahead@-1"),
-                OutlineEntry("advantages", ("rollout_ahead@-1", "reward", "carry"), rows="rollout_ahead@-1"),
-                OutlineEntry("rollout_ahead", ("actor", "prompts"), rows="rollout_ahead"),
-                OutlineEntry("actor_update", ("actor", "rollout_ahead@-1", "advantages"), "actor"),
-            ),
+    )
+    later = Outline(
+        "ahead",
+        (
+            OutlineEntry("reward", ("prompts", read), rows=read),
+            OutlineEntry("advantages", (read, "reward", "carry"), rows=read),
+            OutlineEntry("rollout_ahead", ("actor", "prompts"), rows="rollout_ahead"),
+            OutlineEntry("actor_update", ("actor", read, "advantages"), "actor"),
         ),
-    }
-)
-"""Each step trains on the responses that the step before generated."""
+    )
+    return Outlines({1: first, steps + 1: later})
+
+
+AHEAD, TWO_AHEAD = steps_ahead(1), steps_ahead(2)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from store.steps_on_disk import (
     RESAMPLED,
     ROUNDS,
     SECOND,
+    TWO_AHEAD,
     RunOnDisk,
     a_round,
     advantages,
@@ -181,15 +182,17 @@ def test_ledger_has_the_samples_of_the_list_with_their_rounds(tmp_path: Path) ->
 # --- reads of the step before -------------------------------------------------------------------------------------
 
 
-def ahead(root: Path, steps: int, *, keep_last: int | None = 2, inspected: int = 0) -> tuple[RunOnDisk, list[int]]:
-    """Return a run that trains on the responses of the step before and saves every step, with the steps that
-    retention handled."""
-    made_run = on_disk(root, AHEAD, recipe={"model": {"path": str(MODEL)}})
-    retention = Retention(made_run.attempt, AHEAD, keep_last=keep_last, keep_rollouts_every_steps=inspected)
+def ahead(
+    root: Path, steps: int, *, keep_last: int | None = 2, inspected: int = 0, outlines: Outlines = AHEAD
+) -> tuple[RunOnDisk, list[int]]:
+    """Return a run that trains on the responses of a step before and saves every step, with the steps that retention
+    handled."""
+    made_run, reach = on_disk(root, outlines, recipe={"model": {"path": str(MODEL)}}), outlines.reaches_back
+    retention = Retention(made_run.attempt, outlines, keep_last=keep_last, keep_rollouts_every_steps=inspected)
     handled = []
     for step in range(1, steps + 1):
-        source = rollouts(step - 1, [2, 3])
-        first = {"rollout": source} if step == 1 else {}
+        source = rollouts(step - reach, [2, 3])
+        first = {"rollout": source} if step <= reach else {}
         rest = {
             "advantages": advantages(source),
             "rollout_ahead": rollouts(step, [2, 3]),
@@ -210,6 +213,54 @@ def test_outlines_say_how_far_a_step_reaches_back() -> None:
     assert (AHEAD.reaches_back, AHEAD.at(2).reads_before()) == (1, {"rollout_ahead"})
     assert (Outlines({1: ROUNDS}).reaches_back, ROUNDS.reads_before()) == (0, frozenset())
     assert AHEAD.roles == ("actor",)
+
+
+def test_outlines_say_which_records_later_steps_read() -> None:
+    name = "rollout_ahead"
+    assert TWO_AHEAD.reaches_back == 2
+    assert [TWO_AHEAD.read_after(step) for step in (1, 5)] == [{(1, name)}, {(4, name), (5, name)}]
+    assert AHEAD.read_after(5) == {(5, name)}
+    assert [outlines.readers(5, name) for outlines in (AHEAD, TWO_AHEAD)] == [[6], [7]]
+
+
+def test_retention_keeps_what_two_steps_after_a_kept_state_reads(tmp_path: Path) -> None:
+    """Step 6 reads step 4, and can run again from the states of step 5."""
+    found, _ = ahead(tmp_path / "run", 6, outlines=TWO_AHEAD)
+    assert found.paths.saved_steps("actor") == [5, 6]
+    kept = {step: names for step, names in folders(found).items() if step < 6}
+    assert kept == {4: ["rollout_ahead"], 5: ["rollout_ahead"]}
+    plan, _ = roll_back(RecordedRun(found.paths), 5)
+    assert [item.name for item in plan.items] == [
+        "states/actor/000005",
+        "steps/000004/rollout_ahead",
+        "steps/000005/rollout_ahead",
+    ]
+    rmtree(found.paths.stage(4, "rollout_ahead"))
+    assert [item.description for item in plan_resume(RecordedRun(found.paths)).broken] == [
+        "`steps/000004/rollout_ahead` (missing)"
+    ]
+
+
+def test_generation_that_no_step_has_read_may_be_open(tmp_path: Path) -> None:
+    """The run was killed in step 4 before the generation of step 3 had ended. Step 5 reads it."""
+    found, _ = ahead(tmp_path / "run", 2, outlines=TWO_AHEAD)
+    for step in (3, 4):
+        source = rollouts(step - 2, [2, 3])
+        found.commit(
+            step, {"reward": rewards(source), "advantages": advantages(source), "actor_update": update(step)}
+        )
+    rmtree(found.paths.stage(4, "actor_update"))
+    plan = plan_resume(RecordedRun(found.paths))
+    assert [item.name for item in plan.items if item.action == "run"] == [
+        "steps/000003/rollout_ahead",
+        "steps/000004/rollout_ahead",
+        "steps/000004/70-actor_update",
+    ]
+    assert plan.broken == ()
+    source = rollouts(5, [2, 3])
+    found.commit(5, {"reward": rewards(source)})
+    broken = [item.name for item in plan_resume(RecordedRun(found.paths)).broken]
+    assert broken == ["steps/000003/rollout_ahead", "steps/000004/70-actor_update"]
 
 
 def test_retention_keeps_what_the_step_after_the_oldest_kept_state_reads(tmp_path: Path) -> None:

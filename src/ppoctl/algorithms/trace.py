@@ -28,7 +28,7 @@ class Previous(Protocol):
     """Reader of steps before."""
 
     def __call__(self, stage: StageSpec[Result], steps: int = 1) -> Result:
-        """Return the result of a stage in the step that is so many steps before."""
+        """Return the result of a stage `steps` steps before."""
         ...
 
 

@@ -81,14 +81,15 @@ def _copied(run: RecordedRun, step: int, out: Path) -> Iterator[RunPaths]:
 
 
 def _copy(run: RecordedRun, step: int, paths: RunPaths) -> None:
-    """Copy the files of a run. The states before the step, and the records of the step before, are links."""
+    """Copy the files of a run. The states before the step, and the records that it may read, are links."""
     try:
         paths.recipes.mkdir(parents=True)
         for file in (run.paths.run_json, run.paths.recipe_resolved, run.paths.journal, run.paths.ledger):
             shutil.copyfile(file, paths.root / file.name)
         for start in (start for start in run.recipes if start <= step):
             shutil.copyfile(run.paths.recipe_from(start), paths.recipe_from(start))
-        folders = [run.paths.step(step - 1), *(run.paths.state(role, step - 1) for role in run.outlines.roles)]
+        folders = [run.paths.step(before) for before in range(step - max(1, run.outlines.reaches_back), step)]
+        folders += [run.paths.state(role, step - 1) for role in run.outlines.roles]
         for folder in (folder for folder in folders if folder.is_dir()):
             link = paths.root / run.paths.inside(folder)
             link.parent.mkdir(parents=True, exist_ok=True)

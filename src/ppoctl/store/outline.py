@@ -76,7 +76,7 @@ class Outline:
         return tuple(dict.fromkeys([*read, *sorted(role for role in trained if role is not None)]))
 
     def reads_before(self, steps: int = 1) -> frozenset[str]:
-        """Return the stages whose records of so many steps before the step reads."""
+        """Return the stages whose records of `steps` steps before it the step reads."""
         reads = (stage_and_steps(name) for stage in self.stages for name in stage.reads)
         return frozenset(stage for stage, before in reads if before == steps)
 

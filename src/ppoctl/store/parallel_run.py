@@ -178,7 +178,7 @@ class ParallelRuns:
 
     @contextmanager
     def cancelled_if_it_fails(self) -> Iterator[None]:
-        """Context that stops the running stage after an error. What it finished is kept."""
+        """Context that stops the running stage after an error. Its finished samples are kept."""
         try:
             yield
         except BaseException:

@@ -48,7 +48,7 @@ class RunningStep:
 
 
 def recalled(paths: RunPaths, step: int, stage: StageSpec[Result], steps: int = 1) -> Result:
-    """Return the committed result of a stage so many steps before a step. Raises the errors of `load_record`, or
+    """Return the committed result of a stage `steps` steps before a step. Raises the errors of `load_record`, or
     StorageError if the stage is not committed."""
     manifest = manifests.require(paths.stage(step - steps, stage.name))
     result: Result = load_record(paths, step - steps, stage.name, manifest).result
