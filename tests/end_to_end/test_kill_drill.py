@@ -155,12 +155,12 @@ DAILY: list[tuple[str, str, States]] = [
     ("every third", "ppo", "of each moment"),
     ("at three paces", "ppo", "of each save"),
     ("behind the rollout", "two rounds", "of own stages"),
-    *(("every third", name, "of own stages") for name in ("all adapts", "remax", "early end", "ahead")),
+    *(("every third", name, "of own stages") for name in ("all adapts", "remax", "early end", "ahead", "two ahead")),
 ]
 IN_CI = [
     in_ci("at three paces", "ppo"),
     in_ci("behind the rollout", "two rounds"),
-    *(in_ci("every third", name) for name in ("all adapts", "remax", "early end", "ahead")),
+    *(in_ci("every third", name) for name in ("all adapts", "remax", "early end", "ahead", "two ahead")),
 ]
 
 

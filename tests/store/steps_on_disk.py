@@ -53,7 +53,7 @@ RESAMPLED = Outline(
 
 
 def steps_ahead(steps: int) -> Outlines:
-    """Return the outlines of steps that train on the responses of so many steps before."""
+    """Return the outlines of steps that train on the responses of `steps` steps before."""
     read = f"rollout_ahead@-{steps}"
     first = Outline(
         "ahead_first",
