@@ -8,6 +8,7 @@ the finished samples of its stage.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,8 @@ class ParallelRun:
         self._measured = Measured()
         self._error: BaseException | None = None
         self._progress: tuple[int, int, int] | None = None
+        self._tokens = 0
+        self._seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
@@ -71,17 +74,20 @@ class ParallelRun:
         self._thread.start()
 
     def _run(self) -> None:
+        began = time.monotonic()
         try:
             self._record = self._work(self._gate, self._note)
-            self._measured = MEASUREMENTS.take()
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._error = error
+        finally:
+            self._measured, self._seconds = MEASUREMENTS.take(), time.monotonic() - began
 
     def _note(self, done: int, total: int, tokens: int) -> None:
-        self._progress = done, total, tokens
+        self._progress, self._tokens = (done, total, tokens), tokens
 
-    def finish(self) -> None:
-        """Wait for the stage and commit its record. Raises the error of the stage, or that of the gate."""
+    def finish(self) -> Record[Any]:
+        """Wait for the stage, commit its record, and return it. Raises the error of the stage, or that of the
+        gate."""
         began, gate = WORK.now(), self._wait()
         while self._thread.is_alive():
             gate.between()
@@ -92,6 +98,7 @@ class ParallelRun:
         self.raise_error()
         assert self._record is not None, "the thread ended with a record or an error"
         self._commit(self._record, self._measured, WORK.now() - began)
+        return self._record
 
     def raise_error(self) -> None:
         """Raise the error that ended the stage, if there is one."""
@@ -103,3 +110,15 @@ class ParallelRun:
         self._gate.is_closed = True
         if self._thread.is_alive():
             self._thread.join(CANCEL_LIMIT_S)
+
+    def drop(self, gate: Gate) -> tuple[int, float]:
+        """Stop the stage after its next samples, because its record is not needed, and wait for its end. Return the
+        number of tokens that were generated, and the seconds for which the stage ran. Raises the error of the stage,
+        or that of the gate of the wait."""
+        self._gate.is_closed = True
+        while self._thread.is_alive():
+            gate.between()
+            self._thread.join(_LOOK_EVERY_S)
+        if not isinstance(self._error, _CancelledError):
+            self.raise_error()
+        return self._tokens + self._measured.aborted_tokens, self._seconds

@@ -2,18 +2,27 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ppoctl.algorithms.stage_spec import Result, StageSpec
 from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeholder_inputs
-from ppoctl.core.batch.records import Selection, State, Update
+from ppoctl.core.batch.records import Record, Selection, State, Update
 from ppoctl.core.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
 from ppoctl.store.parallel_run import ParallelRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import ParallelStage, Stage, StepRunner, load_record
+
+
+@dataclass(frozen=True)
+class _EarlyStage:
+    """A stage of the next round."""
+
+    stage: ParallelStage[Any]
+    running: ParallelRun | None
+    """The stage as it runs; None: it did not begin."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +33,50 @@ class RunningStep:
     build: Callable[[StageSpec[Any]], Stage[Any]]
     _parallel: list[ParallelRun] = field(default_factory=list)
     """Stages that run beside others."""
+    _early: dict[str, _EarlyStage] = field(default_factory=dict)
+    """Stage of the next round, by its name."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
-        for running in self._parallel:
+        for running in self._all_running:
             running.raise_error()
-        result: Result = self.runner(self.build(stage), *inputs)
-        return result
+        early, result = self._early.get(stage.name), None
+        if early is not None and early.running is not None:
+            result = early.running.finish().result
+        self._early.pop(stage.name, None)  # only now: after a stop in the wait, `completed` cancels it
+        if result is None:
+            built = self.build(stage)
+            result = self.runner(_EndsLoop(built, self) if stage.kind == Selection.kind else built, *inputs)
+        found: Result = result
+        return found
+
+    @property
+    def _all_running(self) -> list[ParallelRun]:
+        return [*self._parallel, *(each.running for each in self._early.values() if each.running is not None)]
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
-        return counted_rounds(self, at_most)
+        yield from counted_rounds(self, at_most)
+        self.drop_early()  # also what another attempt left, whose selection is committed
+
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        built, running = self.build(stage), None
+        assert isinstance(built, ParallelStage), f"`{stage.name}` cannot run beside other stages"
+        if not self.runner.is_committed(beside.name):
+            running = self.runner.begin(built, *inputs)
+        self._early[stage.name] = _EarlyStage(built, running)
+        if running is not None:
+            running.start()
+
+    def drop_early(self) -> tuple[int, float]:
+        """Cancel the stage of the next round, if it has begun, and delete its finished samples. Return the number of
+        tokens that were generated, and the seconds that this took."""
+        tokens, seconds = 0, 0.0
+        for name, early in list(self._early.items()):
+            if early.running is not None:
+                tokens, seconds = early.running.drop(self.runner.runner.gate)
+                early.stage.dropped()
+            self.runner.remove_parts(name)
+            del self._early[name]
+        return tokens, seconds
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
         built = self.build(stage)
@@ -50,12 +94,36 @@ class RunningStep:
             for running in self._parallel:
                 running.finish()
         except BaseException:
-            for running in self._parallel:
+            for running in self._all_running:
                 running.cancel()
             raise
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
+
+
+@dataclass(frozen=True)
+class _EndsLoop:
+    """Selection that may end a loop over rounds. The stage of the next round is then cancelled before the record is
+    committed, so that the metrics of the record include it."""
+
+    select: Stage[Any]
+    step: RunningStep
+
+    @property
+    def name(self) -> str:
+        return self.select.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.select.fingerprint
+
+    def run(self, *inputs: Any) -> Record[Any]:
+        record = self.select.run(*inputs)
+        assert isinstance(record, Selection), "only a selection ends a loop"
+        if record.cancelled is None or not record.is_full:
+            return record
+        return replace(record, cancelled=self.step.drop_early())
 
 
 def recalled(paths: RunPaths, step: int, stage: StageSpec[Result]) -> Result:
@@ -88,6 +156,9 @@ class ReplayingStep:
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
         """Do nothing: no update of this step reads the record."""
+
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Do nothing: a stage that the step needs is committed."""
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)

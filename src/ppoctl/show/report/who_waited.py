@@ -4,7 +4,8 @@ A stage of the main thread takes the `seconds` before `at`. The party of the sta
 
     party      works in
     generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of the next step
-               begins when the first stage of another party begins, and runs in parallel with these stages
+               begins when the first stage of another party begins, and runs in parallel with these stages; that of
+               a round that overlaps the scores of the round before begins with these scores
     reward     the stages that score
     trainer    all other stages, except an evaluation, which is not a part of the step
 
@@ -193,9 +194,9 @@ def _part(lines: Sequence[StageLine]) -> _AttemptPart:
         generation_s = float(clocked.get(metric_registry.TIME_GENERATION_S.name, 0.0))
         if _seconds_name(line) not in metric_registry.ROLLOUTS_S:  # also greedy responses, which have no such metrics
             start, worked = at - seconds, (at - seconds, at)
-        elif _is_parallel(line):
-            others = [float(each["at"]) - float(each["seconds"]) for each in lines if _party(each) != GENERATOR]
-            began = min([*others, at - generation_s])
+        elif _is_parallel(line) or generation_s > seconds:
+            others = [_start(each) for each in lines if _party(each) != GENERATOR]
+            began = min([*(others if _is_parallel(line) else _scores_before(line, lines)), at - generation_s])
             transfers.append((began - transfer_s, began))
             # The transfer is a part of the seconds, but was before the other stages.
             start, worked = at - max(seconds - transfer_s, 0.0), (began, began + generation_s)
@@ -204,7 +205,19 @@ def _part(lines: Sequence[StageLine]) -> _AttemptPart:
             start, worked = at - seconds, (at - generation_s, at)
         stages.append(((start, at), party))
         work.append((worked, party))
+        if cancelled_s := float(clocked.get(metric_registry.TIME_CANCELLED_S.name, 0.0)):
+            began = min([*_scores_before(line, lines), at - cancelled_s])
+            work.append(((began, began + cancelled_s), GENERATOR))
     return _AttemptPart(stages, work, transfers)
+
+
+def _start(line: StageLine) -> float:
+    return float(line["at"]) - float(line["seconds"])
+
+
+def _scores_before(line: StageLine, lines: Sequence[StageLine]) -> list[float]:
+    """Return the start of the last stage before this one that scored; empty: there is none."""
+    return [_start(each) for each in lines if _party(each) == REWARD and each["at"] < line["at"]][-1:]
 
 
 def _joined(spans: Iterable[PartySpan]) -> list[PartySpan]:
