@@ -9,6 +9,7 @@ import pytest
 from vllm_bench import Bench, prompts
 
 from ppoctl.core.errors import PpoctlError
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, GenerationOutput
 from vllm_in_process import Here
@@ -64,9 +65,12 @@ def test_late_requests_give_same_samples_as_separate_requests(tied: Bench) -> No
 def test_closing_stream_drops_requests_and_next_is_complete(tied: Bench) -> None:
     whole = tied.generate(prompts(12), SAMPLING)
     stream = tied.open(prompts(12), SAMPLING)
-    first, *_ = stream.finished()
+    first, *others = stream.finished()
+    MEASUREMENTS.take()
     stream.close()
     assert first == whole[first.key]
+    left = sum(len(sample.tokens) for sample in whole.values()) - sum(len(each.tokens) for each in (first, *others))
+    assert 0 < MEASUREMENTS.take().aborted_tokens < left, "tokens of unfinished responses were generated too"
     tied.trainer.move(0.0)  # a new state with equal weights: loading needs an idle engine
     again = tied.generate(prompts(12), SAMPLING)
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}

@@ -55,7 +55,7 @@ class RunningStep:
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         yield from counted_rounds(self, at_most)
-        self.drop_early()  # also what another attempt left, whose selection is committed
+        self.drop_early()  # of a loop that something else than a selection ends
 
     def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
         built, running = self.build(stage), None
