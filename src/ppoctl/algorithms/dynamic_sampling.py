@@ -30,6 +30,7 @@ from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutp
 from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core import metric_registry as metrics
 from ppoctl.core.key_path import dotted
+from ppoctl.core.speed_metrics import GROUPS_CANCELLED_TOKENS, TIME_CANCELLED_S
 
 if TYPE_CHECKING:
     from ppoctl.algorithms.stages.keep_groups import Keeps, NumberOf
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _TABLE = ("rollout", "groups")
 _OVERLAP = (*_TABLE, "overlap_rounds")
-CANCELLED_METRICS = (metrics.GROUPS_CANCELLED_TOKENS, metrics.TIME_CANCELLED_S)
-"""Metrics of a round that was generated early and not used."""
 _PASSES = 1.0
 """Lowest score that passes if `eval.pass_score` is not set."""
 
@@ -80,7 +79,7 @@ class KeepGroupsSpec(StageSpec["Selection"]):
                 ReportedMetric(
                     metric, overlaps, "requires rounds that overlap", (_OVERLAP,), f"--set {dotted(_OVERLAP)}=true"
                 )
-                for metric in CANCELLED_METRICS
+                for metric in (GROUPS_CANCELLED_TOKENS, TIME_CANCELLED_S)
             ),
         )
 

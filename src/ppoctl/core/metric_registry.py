@@ -24,7 +24,6 @@ from ppoctl.core.speed_metrics import SCORINGS_S as SCORINGS_S
 from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
 from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
-from ppoctl.core.speed_metrics import TIME_CANCELLED_S as TIME_CANCELLED_S
 from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
 from ppoctl.core.speed_metrics import TIME_GENERATION_S as TIME_GENERATION_S
 from ppoctl.core.speed_metrics import TIME_ROLLOUT_S as TIME_ROLLOUT_S
@@ -58,11 +57,6 @@ GROUPS_PROMPTS_PER_KEPT = Metric("groups/prompts_per_kept", "prompts", "generate
 GROUPS_ALL_RIGHT_FRAC = Metric("groups/all_right_frac", "fraction", "groups whose responses all pass", "below 0.5")
 GROUPS_ALL_WRONG_FRAC = Metric("groups/all_wrong_frac", "fraction", "groups whose responses all fail", "falling")
 GROUPS_DROPPED_TOKENS = Metric("groups/dropped_tokens", "tokens", "response tokens of groups that the step drops")
-GROUPS_CANCELLED_TOKENS = Metric(
-    "groups/cancelled_tokens", "tokens",
-    "tokens of a round that was cancelled because the step had enough groups (with rollout.groups.overlap_rounds)",
-    "far below rollout/tokens", "lower",
-)  # fmt: skip
 ENVIRONMENT_TURNS_MEAN = Metric(
     "environment/turns_mean", "turns", "mean number of turns of an episode (with [environment])", "above 1"
 )

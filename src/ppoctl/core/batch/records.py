@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from ppoctl.core import metric_registry
+from ppoctl.core import metric_registry, speed_metrics
 from ppoctl.core.batch import codec
 from ppoctl.core.batch.carry import Carry as Carry
 from ppoctl.core.batch.record import Record as Record
@@ -254,8 +254,8 @@ class Selection(Record["Selection"]):
             return {}
         tokens, seconds = self.cancelled
         return {
-            metric_registry.GROUPS_CANCELLED_TOKENS.name: float(tokens),
-            metric_registry.TIME_CANCELLED_S.name: seconds,
+            speed_metrics.GROUPS_CANCELLED_TOKENS.name: float(tokens),
+            speed_metrics.TIME_CANCELLED_S.name: seconds,
         }
 
 

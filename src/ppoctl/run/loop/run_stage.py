@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ppoctl.algorithms.stage_spec import Result, StageSpec
 from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeholder_inputs
@@ -39,15 +39,15 @@ class RunningStep:
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
         for running in self._all_running:
             running.raise_error()
-        early, result = self._early.get(stage.name), None
+        early = self._early.get(stage.name)
         if early is not None and early.running is not None:
-            result = early.running.finish().result
-        self._early.pop(stage.name, None)  # only now: after a stop in the wait, `completed` cancels it
-        if result is None:
-            built = self.build(stage)
-            result = self.runner(_EndsLoop(built, self) if stage.kind == Selection.kind else built, *inputs)
-        found: Result = result
-        return found
+            record = early.running.finish()
+            del self._early[stage.name]  # only now: after a stop in the wait, `completed` cancels it
+            return cast(Result, record.result)
+        self._early.pop(stage.name, None)
+        built = self.build(stage)
+        result: Result = self.runner(_EndsLoop(built, self) if self._early else built, *inputs)
+        return result
 
     @property
     def _all_running(self) -> list[ParallelRun]:
@@ -104,24 +104,23 @@ class RunningStep:
 
 @dataclass(frozen=True)
 class _EndsLoop:
-    """Selection that may end a loop over rounds. The stage of the next round is then cancelled before the record is
-    committed, so that the metrics of the record include it."""
+    """Stage that may end a loop over rounds by a full selection. The stage of the next round is then cancelled before
+    the selection is committed, so that the metrics of the selection include it."""
 
-    select: Stage[Any]
+    stage: Stage[Any]
     step: RunningStep
 
     @property
     def name(self) -> str:
-        return self.select.name
+        return self.stage.name
 
     @property
     def fingerprint(self) -> str:
-        return self.select.fingerprint
+        return self.stage.fingerprint
 
     def run(self, *inputs: Any) -> Record[Any]:
-        record = self.select.run(*inputs)
-        assert isinstance(record, Selection), "only a selection ends a loop"
-        if record.cancelled is None or not record.is_full:
+        record = self.stage.run(*inputs)
+        if not (isinstance(record, Selection) and record.is_full):
             return record
         return replace(record, cancelled=self.step.drop_early())
 

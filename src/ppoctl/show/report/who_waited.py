@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from ppoctl.core import metric_registry
+from ppoctl.core.speed_metrics import TIME_CANCELLED_S
 from ppoctl.core.step_metrics import StageLine, rounds_of
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.outline import EVAL, Outlines
@@ -205,7 +206,7 @@ def _part(lines: Sequence[StageLine]) -> _AttemptPart:
             start, worked = at - seconds, (at - generation_s, at)
         stages.append(((start, at), party))
         work.append((worked, party))
-        if cancelled_s := float(clocked.get(metric_registry.TIME_CANCELLED_S.name, 0.0)):
+        if cancelled_s := float(clocked.get(TIME_CANCELLED_S.name, 0.0)):
             began = min([*_scores_before(line, lines), at - cancelled_s])
             work.append(((began, began + cancelled_s), GENERATOR))
     return _AttemptPart(stages, work, transfers)
