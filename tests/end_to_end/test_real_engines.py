@@ -113,10 +113,20 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
     "dynamic sampling": (
         {
             "critic": None,
-            "rollout": {**ROLLOUT, "groups": {"max_rounds": 6, "when_short": "use_fewer"}},
+            "rollout": {
+                **ROLLOUT,
+                "groups": {"max_rounds": 6, "when_short": "use_fewer", "overlap_rounds": True},
+            },
             "ppo": {**PPO, "advantages": {"kind": "grpo"}},
         },
-        ["1 rollout.2 inside", "2 keep_groups renamed", "2 rollout.2 renamed", "3 actor_update inside"],
+        [
+            "1 rollout.2 inside",
+            "1 reward written",
+            "2 keep_groups renamed",
+            "2 rollout.2 renamed",
+            "3 reward.2 renamed",
+            "3 actor_update inside",
+        ],
     ),
     "ahead": (
         {"rollout": {**ROLLOUT, "ahead": 1}, "ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},

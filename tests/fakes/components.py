@@ -25,6 +25,7 @@ from ppoctl.algorithms.role_model import trainable_of
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import State
 from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
@@ -54,6 +55,7 @@ class FakeStream:
         return self.finished()
 
     def close(self) -> None:
+        MEASUREMENTS.add_aborted(len(self.open))  # one token of each request
         self.is_closed = True
 
 

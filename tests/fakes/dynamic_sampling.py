@@ -31,7 +31,8 @@ REPLAYING = {"optimizer": {"lr": 0.05}, "router_replay": "trainer"}
 
 
 def critic_sees_all(**changes: Any) -> Recipe:
-    """Return the recipe of `with_groups` whose critic trains on all responses, whose rewards contain the KL, and
-    whose actor trains the experts of its old log-probs."""
+    """Return the recipe of `with_groups` whose critic trains on all responses, whose rewards contain the KL, whose
+    actor trains the experts of its old log-probs, and whose rounds overlap."""
     ppo = {**PPO, "kl": {"place": "reward", "coef": 0.05}, "rollout_correction": {"kind": "tis"}}
-    return with_groups({"max_rounds": 4, "critic_sees": "all"}, **{"ppo": ppo, "actor": REPLAYING, **changes})
+    groups = {"max_rounds": 4, "critic_sees": "all", "overlap_rounds": True}
+    return with_groups(groups, **{"ppo": ppo, "actor": REPLAYING, **changes})

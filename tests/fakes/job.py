@@ -1,5 +1,6 @@
 """A complete run on fake engines, in a directory."""
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -31,6 +32,10 @@ from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import STORIES, RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
+BESIDE_OTHERS = re.compile("[0-9]+ (next_rollout|rollout[.][0-9]+) starts")
+"""The moment at which the step begins to wait for a stage beside others. It is also the moment at which the stage
+begins, if no thread runs yet."""
+
 
 @dataclass
 class Witness:
@@ -50,8 +55,7 @@ class Witness:
     committed: list[JournalLine] = field(default_factory=list)
 
     def record(self, name: str) -> None:
-        waits = self.waits_to_its_end and name == f"{name.split()[0]} next_rollout starts"
-        if waits:
+        if self.waits_to_its_end and BESIDE_OTHERS.fullmatch(name):
             TURNS.give(inf)
         else:
             TURNS.give_at(len(self.moments))
@@ -133,6 +137,8 @@ class Stops:
 
     def between(self) -> None:
         self.between_calls += 1
+        if self.at is not None and self.at[1].startswith("keep_groups"):
+            TURNS.give(1)  # the step waits until a cancelled thread has ended
         self._stop_if_due()
 
     def may_save(self) -> bool:

@@ -15,6 +15,8 @@ MOMENTS = {"kind": "exact_match", "moments": {"kind": "running"}}
 GRPO = {"critic": None, "ppo": {"minibatch_seqs": 2, "advantages": {"kind": "grpo"}}}
 COSINE = {"lr": 0.1, "lr_schedule": "cosine"}
 ALL = {"critic_sees": "all"}
+OVERLAP = {"max_rounds": 3, "overlap_rounds": True}
+JUDGE = {"kind": "model", "path": "judge"}
 
 
 def conflicts(recipe: Recipe) -> list[Finding]:
@@ -98,6 +100,27 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         "the number of updates of the critic depends on the rounds of a step, so no fraction of it is known",
         "critic.optimizer.lr_warmup_frac",
         "--set critic.optimizer.lr_ticks=step",
+    ),
+    "one round": (
+        {**OVERLAP, "max_rounds": 1},
+        {},
+        "a step has one round, so no other is generated while it is scored",
+        "rollout.groups.overlap_rounds",
+        "--set rollout.groups.overlap_rounds=false",
+    ),
+    "round of the step before": (
+        OVERLAP,
+        {"rollout": {"ahead": 1}},
+        "the engines receive the weights for further rounds only after the first round is scored",
+        "rollout.groups.overlap_rounds",
+        "--set rollout.groups.overlap_rounds=false",
+    ),
+    "reward model in turn": (
+        OVERLAP,
+        {"reward": JUDGE, "cluster": {"offload": ["generator"]}},
+        "engines and reward models would work at the same time, and `cluster.offload` lets them work in turn",
+        "rollout.groups.overlap_rounds",
+        "--set rollout.groups.overlap_rounds=false",
     ),
     "end of a decay": (
         ALL,

@@ -145,6 +145,38 @@ def test_rounds_of_dynamic_sampling_are_added() -> None:
     assert waits.waited_s("generator") == {"trainer": 2.5, "reward": 1.5}
 
 
+def test_round_that_overlaps_scores_is_generated_while_they_are_computed() -> None:
+    """Round 2 is generated from second 4 to 7, and round 3 from 9.2 to 11.2, when the step has its groups."""
+    waits = waits_of(
+        line("rollout", 0.0, 4.0, transfer_s=1.0, generation_s=3.0),
+        line("reward", 4.0, 9.0),
+        line("keep_groups", 9.0, 9.1, cancelled_s=0.0),
+        {**line("rollout.2", 9.1, 9.2, transfer_s=0.0, generation_s=3.0), "began_at": 1004.0},
+        line("reward.2", 9.2, 11.0),
+        line("keep_groups.2", 11.0, 11.2, cancelled_s=2.0),
+        line("actor_update", 11.2, 12.2),
+    )
+    assert spans(waits, "generator") == [
+        (0, 1, "transfer"), (1, 7, "works"), (7, 9, "reward"), (9, 9.1, "trainer"), (9.2, 11.2, "works"),
+        (11.2, 12.2, "trainer"),
+    ]  # fmt: skip
+    assert waits.worked_s("generator") == 8.0
+    assert waits.worked_s("reward") == 6.8
+    assert not waits.is_parallel
+
+
+def test_step_waits_for_a_round_that_takes_longer_than_the_scores() -> None:
+    waits = waits_of(
+        line("rollout", 0.0, 4.0, transfer_s=1.0, generation_s=3.0),
+        line("reward", 4.0, 5.0),
+        line("keep_groups", 5.0, 5.5),
+        line("rollout.2", 5.5, 8.0, transfer_s=0.0, generation_s=4.0),
+        line("reward.2", 8.0, 9.0),
+    )
+    assert spans(waits, "generator") == [(0, 1, "transfer"), (1, 8, "works"), (8, 9, "reward")]
+    assert waits.waited_s("reward") == {"generator": 6.5, "trainer": 0.5}
+
+
 def test_greedy_responses_are_work_of_the_generator() -> None:
     waits = waits_of(*IN_TURN[:2], line("greedy_rollout", 5.0, 6.0), line("greedy_reward", 6.0, 6.5))
     assert (waits.worked_s("generator"), waits.worked_s("reward")) == (4.0, 1.5)

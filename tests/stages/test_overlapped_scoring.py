@@ -81,13 +81,24 @@ def test_unused_early_scores_are_cancelled_before_flush() -> None:
 def test_scores_of_the_next_step_are_started_and_kept_until_it_submits_them() -> None:
     scorer = Waits()
     overlapped = OverlappedScorer(scorer)
-    overlapped.start_of_next_step(PROMPT, SAMPLE)
+    overlapped.start_of_next(PROMPT, SAMPLE)
     overlapped.flush()
     [(request, future)] = scorer.submitted
     assert not future.cancelled()
     assert overlapped.submit(request) is future
     assert overlapped.submit(request) is scorer.submitted[1][1], "each score is used once"
-    assert overlapped._of_next_step == {}, "nothing is left of a response whose score was used"
+    assert overlapped._of_next == {}, "nothing is left of a response whose score was used"
+
+
+def test_scores_of_a_round_that_is_not_needed_are_cancelled() -> None:
+    scorer = Waits()
+    overlapped = OverlappedScorer(scorer)
+    overlapped.start(PROMPT, SAMPLE)
+    overlapped.start_of_next(PROMPT, replace(SAMPLE, text="3"))
+    overlapped.cancel_next()
+    assert [future.cancelled() for _, future in scorer.submitted] == [False, True]
+    again = overlapped.submit(request_about(PROMPT, replace(SAMPLE, text="3")))
+    assert again is scorer.submitted[2][1], "a cancelled score is not returned"
 
 
 def test_batch_of_this_step_has_no_response_of_the_next() -> None:
@@ -96,5 +107,5 @@ def test_batch_of_this_step_has_no_response_of_the_next() -> None:
             pass
 
     scorer = Batches()
-    OverlappedScorer(scorer).start_of_next_step(PROMPT, SAMPLE)
+    OverlappedScorer(scorer).start_of_next(PROMPT, SAMPLE)
     assert not scorer.submitted

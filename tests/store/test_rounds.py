@@ -74,8 +74,8 @@ def test_round_that_must_follow_is_planned(tmp_path: Path) -> None:
     ]
     run.commit(1, dict(list(two_rounds().items())[3:6]))
     assert not any(name.endswith(".3") for name in actions(run))
-    run.paths.parts(1, "rollout.3").mkdir()  # finished samples of a round that has begun
-    assert actions(run)["10-rollout.3"] == "run"
+    run.paths.parts(1, "rollout.3").mkdir()  # finished samples, which the step may not need
+    assert not any(name.endswith(".3") for name in actions(run))
 
 
 def test_last_possible_round_is_followed_by_no_further_round(tmp_path: Path) -> None:

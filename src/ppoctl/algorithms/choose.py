@@ -54,6 +54,8 @@ class _Deciding:
     """Whether no step before has generated responses for this one."""
     segments: int
     """Maximum number of steps that generate a response."""
+    overlaps: bool = False
+    """Whether rounds of dynamic sampling overlap, which changes neither the stages nor the name."""
 
 
 def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
@@ -70,6 +72,7 @@ def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
         ahead=recipe.rollout.ahead,
         is_first=step <= max(1, recipe.rollout.ahead),
         segments=segments_per_response(recipe),
+        overlaps=groups is not None and groups.overlap_rounds,
     )
 
 
@@ -84,7 +87,9 @@ def _chosen(facts: _Deciding) -> StepFunction:
     the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples; with a critic,
     its rows may be sampled again (PF-PPO)."""
     corrects = facts.corrects
-    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds, facts.ahead > 0, facts.is_first)
+    kept = None
+    if facts.max_rounds is not None:
+        kept = KeptGroups(facts.max_rounds, facts.ahead > 0, facts.is_first, facts.overlaps)
     get_samples: GetSamples = ONE_ROUND if kept is None else kept
     if facts.segments > 1:
         get_samples = EndedGroups(facts.segments, facts.is_first, facts.ahead > 0)

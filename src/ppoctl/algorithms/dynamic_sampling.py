@@ -29,6 +29,8 @@ from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core import metric_registry as metrics
+from ppoctl.core.key_path import dotted
+from ppoctl.core.speed_metrics import GROUPS_CANCELLED_TOKENS, TIME_CANCELLED_S
 
 if TYPE_CHECKING:
     from ppoctl.algorithms.stages.keep_groups import Keeps, NumberOf
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ppoctl.store.stage_runner import Stage
 
 _TABLE = ("rollout", "groups")
+_OVERLAP = (*_TABLE, "overlap_rounds")
 _PASSES = 1.0
 """Lowest score that passes if `eval.pass_score` is not set."""
 
@@ -64,10 +67,20 @@ class KeepGroupsSpec(StageSpec["Selection"]):
             metrics.GROUPS_KEPT, metrics.GROUPS_ROUNDS, metrics.GROUPS_PROMPTS_PER_KEPT,
             metrics.GROUPS_ALL_RIGHT_FRAC, metrics.GROUPS_ALL_WRONG_FRAC, metrics.GROUPS_DROPPED_TOKENS,
         )  # fmt: skip
-        is_on, needs = recipe.rollout.groups is not None, "requires `rollout.groups`, which is not set"
-        return tuple(
-            ReportedMetric(metric, is_on, needs, (_TABLE,), "--set rollout.groups={}")
-            for metric in (*ROLLOUT_METRICS, *SCORE_METRICS, *of_groups)
+        groups = recipe.rollout.groups
+        is_on, needs = groups is not None, "requires `rollout.groups`, which is not set"
+        overlaps = groups is not None and groups.overlap_rounds
+        return (
+            *(
+                ReportedMetric(metric, is_on, needs, (_TABLE,), "--set rollout.groups={}")
+                for metric in (*ROLLOUT_METRICS, *SCORE_METRICS, *of_groups)
+            ),
+            *(
+                ReportedMetric(
+                    metric, overlaps, "requires rounds that overlap", (_OVERLAP,), f"--set {dotted(_OVERLAP)}=true"
+                )
+                for metric in (GROUPS_CANCELLED_TOKENS, TIME_CANCELLED_S)
+            ),
         )
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Selection]":
@@ -81,6 +94,7 @@ class KeepGroupsSpec(StageSpec["Selection"]):
             passes=PassesAt(_PASSES if pass_score is None else pass_score),
             max_rounds=groups.max_rounds,
             may_be_short=groups.when_short == "use_fewer",
+            rounds_overlap=groups.overlap_rounds,
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )
@@ -145,6 +159,8 @@ class KeptGroups:
     """Whether the step before generated the responses of the first round (`rollout.ahead`)."""
     is_first: bool = False
     """Whether no step before has generated responses."""
+    overlaps: bool = False
+    """Whether a round is generated while the scores of the round before are computed."""
 
     @property
     def suffix(self) -> str:
@@ -168,6 +184,8 @@ class KeptGroups:
                 rollouts = each(TAKEN_OR_GENERATED, actor, prompts, before)
             else:
                 rollouts = each(ROLLOUT, actor, prompts)
+            if self.overlaps and each.number < self.at_most:
+                each.begin_next(ROLLOUT, actor, inputs.prompts_of(each.number + 1), beside=REWARD)
             generated.append((rollouts, each(REWARD, prompts, rollouts)))
             kept = each(KEEP_GROUPS, *(record for pair in generated for record in pair))
             each.end_if(kept.is_full)

@@ -89,13 +89,12 @@ class RolloutSpec(StageSpec["Rollouts"]):
         from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer
         from ppoctl.algorithms.stages.rollout import RolloutStage
 
-        scorer, on_sample = parts.scorer, None
-        if isinstance(scorer, OverlappedScorer):
-            on_sample = scorer.start_of_next_step if self.is_of_next_step else scorer.start
+        scorer = parts.scorer if isinstance(parts.scorer, OverlappedScorer) else None
         return RolloutStage(
             **self.stage_settings(recipe, parts),
             episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
-            on_sample=on_sample,
+            on_sample=None if scorer is None else scorer.start,
+            next_scores=scorer,
             is_of_next_step=self.is_of_next_step,
         )
 

@@ -83,6 +83,12 @@ class RunStage(Protocol):
         step if it `may_end_later`. Only later steps read it (`StepInputs.previous`)."""
         ...
 
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Begin a stage of the next round, to run while the stage `beside` runs; if that one is committed, begin
+        nothing. The call of the stage then waits for it. If the loop ends before this call, the stage is cancelled,
+        and nothing of it remains."""
+        ...
+
     def take(
         self, selection: "Selection", rounds: "Sequence[AnyRecord]", *, among: "Selection | None" = None
     ) -> "AnyRecord":
@@ -104,13 +110,21 @@ class Round:
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
         """Return the result of the stage in this round."""
-        name = stage.name if self.number == 1 else f"{stage.name}.{self.number}"
-        return self.run_stage(replace(stage, name=name), *inputs)
+        return self.run_stage(_in_round(stage, self.number), *inputs)
+
+    def begin_next(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Begin a stage of the next round, while the stage `beside` of this round runs (`RunStage.begin_early`)."""
+        self.run_stage.begin_early(_in_round(stage, self.number + 1), *inputs, beside=_in_round(beside, self.number))
 
     def end_if(self, when: Any) -> None:
         """End the loop after this round if `when` is true. It must come from a committed record, so that a resume
         and a replay end the loop after the same round."""
         self.is_last = isinstance(when, Placeholder) or bool(when)
+
+
+def _in_round(stage: StageSpec[Result], number: int) -> StageSpec[Result]:
+    """Return the stage with its name in a round."""
+    return stage if number == 1 else replace(stage, name=f"{stage.name}.{number}")
 
 
 def counted_rounds(run_stage: RunStage, at_most: int) -> Iterator[Round]:
@@ -313,6 +327,9 @@ class _Tracer:
         if stage.may_end_later:  # the last stage of a step is committed when the step ends
             self(stage, *inputs)
         self.parallel.append((stage, inputs))
+
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Do nothing: the next round has the stages of this one."""
 
     def take(self, selection: Any, rounds: Sequence[Any], *, among: Any = None) -> Any:
         return Placeholder(rounds[0].name, selection.name)

@@ -72,6 +72,8 @@ class Measured:
     """Seconds in which models were moved between devices and host memory."""
     engine_peak_bytes: int = 0
     """Largest memory peak of a process of an engine; 0: unknown."""
+    aborted_tokens: int = 0
+    """Number of tokens that engines had generated of requests that were aborted."""
 
     def __add__(self, other: "Measured") -> "Measured":
         """Return what two threads measured for one stage."""
@@ -80,6 +82,7 @@ class Measured:
             self.transfer_s + other.transfer_s,
             self.moved_s + other.moved_s,
             max(self.engine_peak_bytes, other.engine_peak_bytes),
+            self.aborted_tokens + other.aborted_tokens,
         )
 
 
@@ -120,6 +123,10 @@ class Measurements(threading.local):
         """Add the usage of the processes of an engine."""
         peaks = (process.peak_bytes for process in processes)
         self._measured = replace(self._measured, engine_peak_bytes=max([self._measured.engine_peak_bytes, *peaks]))
+
+    def add_aborted(self, tokens: int) -> None:
+        """Add tokens of aborted requests."""
+        self._measured = replace(self._measured, aborted_tokens=self._measured.aborted_tokens + tokens)
 
     @contextmanager
     def transfer(self) -> Iterator[None]:

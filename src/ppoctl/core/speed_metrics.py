@@ -25,6 +25,16 @@ TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
 TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
 TIME_KEEP_GROUPS_S = Metric("time/keep_groups_s", "s", "time of the choice of groups (with rollout.groups)")
+GROUPS_CANCELLED_TOKENS = Metric(
+    "groups/cancelled_tokens", "tokens",
+    "tokens of a round that was cancelled because the step had enough groups (with rollout.groups.overlap_rounds)",
+    "far below rollout/tokens", "lower",
+)  # fmt: skip
+TIME_CANCELLED_S = Metric(
+    "time/cancelled_s", "s",
+    "time for which the engines generate a round that is cancelled, while scores are computed (with "
+    "rollout.groups.overlap_rounds)",
+)  # fmt: skip
 TIME_ALL_ROWS_S = Metric("time/all_rows_s", "s", "time of the join of all rounds (with critic_sees = all)")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")

@@ -160,6 +160,9 @@ class _WithoutParallelStages(RunningStep):
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
         """Do nothing."""
 
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Do nothing."""
+
 
 class _StopStep(Exception):  # noqa: N818 - it ends a step function and is not an error
     """Exception that ends a step function before the first stage that is not requested."""

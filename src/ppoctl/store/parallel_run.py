@@ -16,6 +16,7 @@ the finished samples of its stage.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class ParallelRun:
         self._measured = Measured()
         self._error: BaseException | None = None
         self._progress: tuple[int, int, int] | None = None
+        self._tokens = 0
+        self._seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
@@ -81,14 +84,16 @@ class ParallelRun:
         self._thread.start()
 
     def _run(self) -> None:
+        began = time.monotonic()
         try:
             self._record = self._work(self._gate, self._note)
-            self._measured = MEASUREMENTS.take()
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._error = error
+        finally:
+            self._measured, self._seconds = MEASUREMENTS.take(), time.monotonic() - began
 
     def _note(self, done: int, total: int, tokens: int) -> None:
-        self._progress = done, total, tokens
+        self._progress, self._tokens = (done, total, tokens), tokens
 
     def finish(self) -> None:
         """Wait for the stage and commit its record. Raises the error of the stage, or that of the gate."""
@@ -124,6 +129,18 @@ class ParallelRun:
         self._gate.is_closed = True
         if self._thread.is_alive():
             self._thread.join(CANCEL_LIMIT_S)
+
+    def drop(self, gate: Gate) -> tuple[int, float]:
+        """Stop the stage after its next samples, because its record is not needed, and wait for its end. Return the
+        number of tokens that were generated, and the seconds for which the stage ran. Raises the error of the stage,
+        or that of the gate of the wait."""
+        self._gate.is_closed = True
+        while self._thread.is_alive():
+            gate.between()
+            self._thread.join(_LOOK_EVERY_S)
+        if not isinstance(self._error, _CancelledError):
+            self.raise_error()
+        return self._tokens + self._measured.aborted_tokens, self._seconds
 
 
 @dataclass(frozen=True)
@@ -175,6 +192,13 @@ class ParallelRuns:
         """Wait for the stages of steps up to this one (None: all), and commit them. Raises their errors."""
         while (step := self.first_open_step) is not None and (up_to is None or step <= up_to):
             self._finish_running()
+
+    def drop(self, gate: Gate) -> tuple[int, float]:
+        """Stop the running stage, if there is one, because its record is not needed. Return the number of tokens
+        that were generated, and the seconds for which it ran. Raises its error, or that of the gate of the wait."""
+        used = (0, 0.0) if self._running is None else self._running[1].drop(gate)
+        self._running = None
+        return used
 
     @contextmanager
     def cancelled_if_it_fails(self) -> Iterator[None]:

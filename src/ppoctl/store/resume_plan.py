@@ -19,6 +19,7 @@ from ppoctl.store.ledger import end_of_blocks
 from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.retention import healthy_steps, is_healthy
+from ppoctl.store.rounds import is_after_the_last_round
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -82,20 +83,25 @@ def plan_resume(run: RecordedRun) -> ResumePlan:
         last = max(steps)
         for step in range(start + 1, last + 1):
             items += _step_items(run, step, is_last=step == last)
-    notes, finished = tuple(_notes(paths, roles, start)), tuple(_finished(paths, start))
+    notes, finished = tuple(_notes(paths, roles, start)), tuple(_finished(run, start))
     return ResumePlan(start=start, items=tuple(items), notes=notes, finished=finished)
 
 
-def _finished(paths: RunPaths, start: int) -> Iterator[tuple[int, str, int]]:
-    """Yield step, stage and number of the finished samples of each stage that is not committed."""
+def _finished(run: RecordedRun, start: int) -> Iterator[tuple[int, str, int]]:
+    """Yield step, stage and number of the finished samples of each stage that is not committed and may be needed."""
+    paths = run.paths
     for step in (step for step in paths.committed_steps() if step > start):
         for folder in paths.all_parts(step):
+            stage = folder.name.removesuffix(".parts").partition("-")[2]
+            with suppress(CorruptArtifactError):  # an item of the plan reports the damage
+                if is_after_the_last_round(paths, step, run.outlines.at(step), stage):
+                    continue
             keys: set[str] = set()
             for file in folder.glob("*.safetensors"):
                 with suppress(ValueError, OSError):  # the samples of a damaged file are generated again
                     keys.update(record_metadata(file.read_bytes())[1]["samples"]["key"])
             if keys:
-                yield step, folder.name.removesuffix(".parts").partition("-")[2], len(keys)
+                yield step, stage, len(keys)
 
 
 def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:

@@ -41,11 +41,23 @@ def stages_in_rounds(outline: Outline, rounds: Mapping[int, int]) -> tuple[Stage
 
 def stages_present(paths: RunPaths, step: int, outline: Outline) -> tuple[StageInRound, ...]:
     """Return the stages of a step in the order in which they run: those of the outline, and those of each further
-    round that has begun, or that must follow because the selection of the round before is not full.
+    round that has a record, or that must follow because the selection of the round before is not full. Finished
+    samples alone do not count: they may be those of a round that was generated early and is not needed.
 
     Raises StorageError if a manifest cannot be read.
     """
     return stages_in_rounds(outline, {loop: _rounds(paths, step, part) for loop, part in _parts(outline) if loop})
+
+
+def is_after_the_last_round(paths: RunPaths, step: int, outline: Outline, stage: str) -> bool:
+    """Whether the loop of a stage has ended before the round of the stage, so that its samples are not needed."""
+    name, _, number = stage.partition(".")
+    for loop, part in _parts(outline):
+        if loop and name in (entry.name for entry in part):
+            last = _rounds(paths, step, part)
+            is_over = manifests.read(paths.stage(step, StageInRound(part[-1], last).name)) is not None
+            return is_over and int(number or 1) > last
+    return False
 
 
 def _parts(outline: Outline) -> list[tuple[int, list[OutlineEntry]]]:
@@ -60,7 +72,7 @@ def _rounds(paths: RunPaths, step: int, loop: Sequence[OutlineEntry]) -> int:
         number
         for number in range(2, at_most + 1)
         for stage in (StageInRound(entry, number).name for entry in loop)
-        if paths.stage(step, stage) in on_disk or paths.parts(step, stage) in on_disk
+        if paths.stage(step, stage) in on_disk
     ]
     last = max(begun, default=1)
     return last + 1 if last < at_most and _is_followed(paths, step, loop, last) else last

@@ -60,6 +60,10 @@ class ParallelStage(Stage[Result], Protocol[Result]):
         must stop."""
         ...
 
+    def dropped(self) -> None:
+        """Cancel what the stage has started besides its record, which is not needed."""
+        ...
+
 
 @runtime_checkable
 class Observer(Protocol):
@@ -123,7 +127,7 @@ class StepRunner:
             self.runner.journal.ensure(manifest)
             record = load_record(self.runner.paths, self.step, stage.name, manifest)
         # Also after a reuse: a kill may have come between the commit and this line.
-        self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
+        self.remove_parts(stage.name)
         return record.result
 
     def begin(self, stage: ParallelStage[Result], *inputs: Identified | None) -> "ParallelRun | None":
@@ -143,9 +147,17 @@ class StepRunner:
         def commit(record: Record[Any], in_thread: Measured, waited_s: float) -> None:
             identities = tuple(item.identity for item in inputs if item is not None)
             self._commit(stage, record, identities, begun_s + waited_s, during + in_thread, {BEGAN_AT: began_at})
-            self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
+            self.remove_parts(stage.name)
 
         return ParallelRun(work, commit, partial(self._wait_for, stage), self._on_progress)
+
+    def is_committed(self, stage: str) -> bool:
+        """Whether the stage of this name is committed."""
+        return manifests.read(self.runner.paths.stage(self.step, stage)) is not None
+
+    def remove_parts(self, stage: str) -> None:
+        """Delete the finished samples of a stage that is not needed."""
+        self.runner.attempt.remove(self.runner.paths.parts(self.step, stage))
 
     def _wait_for(self, stage: Stage[Any]) -> Gate:
         """Ask the gate, notify the observers that the step waits for the stage, and return the gate of the wait."""

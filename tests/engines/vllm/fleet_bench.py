@@ -100,8 +100,10 @@ class CountingHost:
         self.drew += [draw.id for draw in ended]
         return [GenerationOutput(draw.id, (draw.seed,), (float(self.held["a"][0]),), "stop", ()) for draw in ended]
 
-    def _abort(self) -> None:
-        self.open = []
+    def _abort(self) -> int:
+        """Drop the requests, each of which has two tokens."""
+        dropped, self.open = 2 * len(self.open), []
+        return dropped
 
     def _take_usage(self) -> ProcessUsage:
         return ProcessUsage(self.peak_bytes, 0.0)

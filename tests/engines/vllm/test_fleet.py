@@ -296,6 +296,19 @@ def test_aborted_stream_leaves_no_requests():
     assert len(run(fleet, 6)) == 6
 
 
+def test_tokens_of_aborted_requests_and_of_replies_under_way_are_reported():
+    """Each engine has finished one of three requests. The second one's reply has not been read: it has one token, and
+    each of the four open requests has two."""
+    fleet, _ = fleet_of(CountingHost(speed=1), CountingHost(speed=1))
+    fleet.prepare(STATE)
+    fleet.open(PARAMS)
+    fleet.submit(requests(6))
+    assert len(fleet.poll()) == 1
+    MEASUREMENTS.take()
+    fleet.abort()
+    assert MEASUREMENTS.take().aborted_tokens == 4 * 2 + 1
+
+
 def test_engine_without_in_place_update_restarts_and_is_verified(monkeypatch):
     engine = CountingHost(speed=1, in_place=False)
     fleet, _ = fleet_of(engine)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from vllm_bench import Bench, prompts
 
 from ppoctl.core.errors import PpoctlError
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, GenerationOutput
 from vllm_in_process import Here
@@ -70,6 +72,17 @@ def test_closing_stream_drops_requests_and_next_is_complete(tied: Bench) -> None
     tied.trainer.move(0.0)  # a new state with equal weights: loading needs an idle engine
     again = tied.generate(prompts(12), SAMPLING)
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
+
+
+def test_tokens_of_dropped_requests_are_reported(tied: Bench) -> None:
+    """The first of four responses ends after two tokens, and the engine replies after its fewest steps, each of which
+    generates a token of the three others."""
+    first, *others = prompts(4)
+    stream = tied.open([replace(first, max_new_tokens=2), *others], SAMPLING)
+    assert [sample.key for sample in stream.finished()] == [first.key]
+    MEASUREMENTS.take()
+    stream.close()
+    assert MEASUREMENTS.take().aborted_tokens == 3 * FEWEST_STEPS
 
 
 def test_open_stream_blocks_second_stream_and_weight_sync(tied: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from ppoctl.core.recipe_table import RESULTS, AtLeastOne, OrMixed, Table
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, OrMixed, Table
 
 
 class MeanBounds(Table):
@@ -65,3 +65,8 @@ class GroupsTable(Table):
     """Responses that the critic trains on. kept: those of the kept groups; all: every generated response, so that the
     critic also learns the values of prompts that are too easy or too hard. With "all", critic-only steps have one
     round, and values and log-probs are computed for all generated responses, not only for the kept ones."""
+    overlap_rounds: Annotated[bool, SPEED] = False
+    """Whether the engines generate the next round while the scores of this one are computed. If the step then has
+    enough groups, this generation is cancelled, and its tokens were generated for nothing. It pays if scores are slow
+    (a service, a program) and most steps need further rounds. Rewards of several components and reward models score
+    a round after its generation."""

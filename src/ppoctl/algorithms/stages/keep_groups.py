@@ -1,7 +1,7 @@
 """keep_groups and all_rows: the samples that a step with several rounds of generation continues with."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor, nan, stack
@@ -108,6 +108,8 @@ class KeepGroupsStage:
     max_rounds: int
     may_be_short: bool
     """Whether the last round may leave fewer groups than a step requires; otherwise it raises an error."""
+    rounds_overlap: bool
+    """Whether the next round may be generated already, and is cancelled if the step has enough groups."""
     fingerprint: str
     name: str = "keep_groups"
 
@@ -122,12 +124,13 @@ class KeepGroupsStage:
             self._require_enough(kept, groups, rollouts[0].step)
         every = every_row(rollouts)
         of_all = {**take(every, rollouts).metrics(), **take(every, rewards).metrics()}
-        return select(
+        selection = select(
             rollouts,
             [(group.round, row) for group in kept for row in group.rows],
             is_full=len(kept) == self.num_groups,
             summary={**of_all, **_summary(kept, groups, rollouts)},
         )
+        return replace(selection, cancelled=(0, 0.0)) if self.rounds_overlap else selection
 
     def _groups(self, number: int, rollouts: Rollouts, rewards: Rewards) -> Iterator[GeneratedGroup]:
         """Yield the groups of a round, in the order of their prompts."""

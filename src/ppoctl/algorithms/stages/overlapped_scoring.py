@@ -6,7 +6,7 @@ overlap, because the score of a response does not depend on the order.
     10-rollout --each finished sample, loaded ones too--> start  --> the scorer starts at once
     20-reward  --the same request-----------------------> submit --> the future that was started
 
-75-next_rollout starts the scores of the next step from its own thread.
+A generation beside other stages starts the scores of the next step, or of the next round, from its own thread.
 """
 
 from concurrent.futures import Future
@@ -26,18 +26,26 @@ class OverlappedScorer:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         self._started: _Started = {}
-        self._of_next_step: _Started = {}
+        self._of_next: _Started = {}
         self._lock = Lock()
 
     def start(self, prompt: Prompt, sample: Sample) -> None:
         """Start to score a finished response. A response whose environment failed is not scored."""
         self._start(self._started, prompt, sample)
 
-    def start_of_next_step(self, prompt: Prompt, sample: Sample) -> None:
-        """Start to score a finished response that the next step trains on; `flush` does not cancel it. Nothing is
-        started if the scorer scores in batches: they would have responses of both steps."""
+    def start_of_next(self, prompt: Prompt, sample: Sample) -> None:
+        """Start to score a finished response of the next step or the next round; `flush` does not cancel it. Nothing
+        is started if the scorer scores in batches: they would have responses of both steps or rounds."""
         if not isinstance(self._scorer, BatchScorer):
-            self._start(self._of_next_step, prompt, sample)
+            self._start(self._of_next, prompt, sample)
+
+    def cancel_next(self) -> None:
+        """Cancel the scores of the next round, which is not needed."""
+        with self._lock:
+            for started in self._of_next.values():
+                for _, future in started:
+                    future.cancel()
+            self._of_next.clear()
 
     def _start(self, started: _Started, prompt: Prompt, sample: Sample) -> None:
         if sample.episode is not None and sample.episode.is_failed:
@@ -50,7 +58,7 @@ class OverlappedScorer:
         """Return the score whose computation was started, or start to compute it now. Equal responses have separate
         scores."""
         with self._lock:
-            for started in (self._started, self._of_next_step):
+            for started in (self._started, self._of_next):
                 of_response = started.get(_key(request), [])
                 for number, (known, future) in enumerate(of_response):
                     if known == request:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGeneration, ignore_sample
+from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
@@ -30,7 +31,9 @@ class RolloutStage:
     episodes: EpisodeSettings | None = None
     """Environment and limits of the responses; None: a response has one turn."""
     on_sample: Callable[[Prompt, Sample], None] | None = None
-    """Called with each finished response; None: not called."""
+    """Called with each finished response, unless the stage runs beside others; None: not called."""
+    next_scores: OverlappedScorer | None = None
+    """Scorer of the responses of a stage that runs beside others; None: the reward stage scores them."""
     name: str = "rollout"
     is_of_next_step: bool = False
     """Whether the next step trains on the responses."""
@@ -49,13 +52,20 @@ class RolloutStage:
             stamped = self.models.stamped(actor)
             self.generation.generator.prepare(stamped)
 
+        stage = replace(self, on_sample=None if self.next_scores is None else self.next_scores.start_of_next)
+
         def generate(gate: Gate, progress: OnProgress) -> Rollouts:
             # The main thread stops its own clock when it loads a model.
             of_thread = {"gate": gate, "progress": progress, "clock": time.monotonic, "is_committed_later": True}
             generation = replace(self.generation, **of_thread)  # type: ignore[arg-type]
-            return self._generated(actor, prompts, before, generation, lambda: stamped)
+            return stage._generated(actor, prompts, before, generation, lambda: stamped)
 
         return generate
+
+    def dropped(self) -> None:
+        """Cancel the scores of the responses, which are not needed."""
+        if self.next_scores is not None:
+            self.next_scores.cancel_next()
 
     def _is_finished(self, actor: State, prompts: Prompts) -> bool:
         """Whether an earlier attempt finished every sample, so that the engines need no weights."""

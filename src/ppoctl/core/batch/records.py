@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from ppoctl.core import metric_registry
+from ppoctl.core import metric_registry, speed_metrics
 from ppoctl.core.batch import codec
 from ppoctl.core.batch.carry import Carry as Carry
 from ppoctl.core.batch.record import Record as Record
@@ -226,6 +226,7 @@ class Selection(Record["Selection"]):
     """
 
     kind: ClassVar[str] = "selection"
+    unsaved: ClassVar[tuple[str, ...]] = ("cancelled",)
 
     rounds: Int[Tensor, " B"]
     """Round of each selected sample, from 1."""
@@ -236,6 +237,9 @@ class Selection(Record["Selection"]):
     is_full: bool
     """Whether the selection has as many samples as the step requires; otherwise another round follows."""
     summary: dict[str, float]
+    cancelled: tuple[int, float] | None = None
+    """Number of tokens of the next round that this process generated and did not use, and the seconds that this took;
+    None: rounds do not overlap, or the record was loaded."""
 
     def __post_init__(self) -> None:
         require(bool((self.rounds >= 1).all()) and bool((self.rows >= 0).all()), "rounds count from 1, rows from 0")
@@ -244,6 +248,15 @@ class Selection(Record["Selection"]):
 
     def manifest_fields(self) -> dict[str, Any]:
         return {"is_full": self.is_full}
+
+    def timing_metrics(self) -> dict[str, float]:
+        if self.cancelled is None:
+            return {}
+        tokens, seconds = self.cancelled
+        return {
+            speed_metrics.GROUPS_CANCELLED_TOKENS.name: float(tokens),
+            speed_metrics.TIME_CANCELLED_S.name: seconds,
+        }
 
 
 RECORDS: dict[str, type[Record[Any]]] = {

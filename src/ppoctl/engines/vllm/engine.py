@@ -288,16 +288,19 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         assert experts is not None, "a rule requires experts"
         return [number for number, has_experts in enumerate(experts.layers) if has_experts]
 
-    def abort(self) -> None:
-        """Drop all requests, finished or not."""
+    def abort(self) -> int:
+        """Drop all requests, finished or not. Return the number of tokens that they had."""
+        scheduler = self._llm.engine_core.engine_core.scheduler
+        tokens = sum(request.num_output_tokens for request in scheduler.requests.values())
         self._llm.abort_request(list(self._open))
         self._open.clear()
         # The scheduler drops running requests in one more pass. Otherwise it would still be busy at the next weight
         # load.
-        while self._llm.engine_core.engine_core.scheduler.has_requests():
+        while scheduler.has_requests():
             self._llm.step()
         if self._notes_experts:
             self._llm.collective_rpc("ppoctl_drop_experts")
+        return int(tokens)
 
     def close(self) -> None:
         """Free the engine and all process groups of this process."""

@@ -237,13 +237,17 @@ class Fleet:
         return max((self._sends[request.id] for request in requests), default=0)
 
     def abort(self) -> None:
-        """Drop all requests in all engines. If there are none, report the memory peaks of the engines."""
+        """Drop all requests in all engines, and report the tokens that they had. If there are none, report the memory
+        peaks of the engines."""
         busy = [slot for slot in self._slots if slot.requests or slot.reply is not None]
         if not busy:
             self._measure()
+        under_way = [slot.reply for slot in busy if slot.reply is not None]
         self._clear()
         try:
-            call_engines([slot.engine for slot in busy], "abort")
+            MEASUREMENTS.add_aborted(sum(call_engines([slot.engine for slot in busy], "abort")))
+            lost = (output for reply in under_way for output in reply.answers()[0])
+            MEASUREMENTS.add_aborted(sum(len(output.tokens) for output in lost))
         except PpoctlError:  # another error, which ends the stream, is already being raised
             for slot in busy:
                 slot.is_verified = False

@@ -1,13 +1,13 @@
 """`run_stage` as a step function receives it: during a run, and during the replay of one update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ppoctl.algorithms.stage_spec import UPDATE, Result, StageSpec
 from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeholder_inputs
-from ppoctl.core.batch.records import Selection, State, Update
+from ppoctl.core.batch.records import Record, Selection, State, Update
 from ppoctl.core.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
 from ppoctl.store.parallel_run import ParallelRuns
@@ -23,28 +23,75 @@ class RunningStep:
     build: Callable[[StageSpec[Any]], Stage[Any]]
     parallel: ParallelRuns = field(default_factory=ParallelRuns)
     """Stages that run beside others, also of the step before."""
+    _early: dict[str, ParallelStage[Any]] = field(default_factory=dict)
+    """Stage of the next round, by its name. It may not have begun."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
         built = self.build(stage)
         if isinstance(built, ParallelStage):  # uses the engines
             self.parallel.finish()
+        self._early.pop(stage.name, None)
         self.parallel.look()
         if stage.kind == UPDATE:
             self.parallel.before_update(inputs[0])
-        result: Result = self.runner(built, *inputs)
+        result: Result = self.runner(_EndsLoop(built, self) if self._early else built, *inputs)
         return result
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
-        return counted_rounds(self, at_most)
+        yield from counted_rounds(self, at_most)
+        self.drop_early()  # of a loop that something else than a selection ends
+
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        self._early[stage.name] = self._parallel_stage(stage)
+        if not self.runner.is_committed(beside.name):
+            self.meanwhile(stage, *inputs)
+
+    def drop_early(self) -> tuple[int, float]:
+        """Cancel the stage of the next round, if it has begun, and delete its finished samples. Return the number of
+        tokens that were generated, and the seconds that this took."""
+        tokens, seconds = 0, 0.0
+        for name, early in list(self._early.items()):
+            tokens, seconds = self.parallel.drop(self.runner.runner.gate)
+            early.dropped()
+            self.runner.remove_parts(name)
+            del self._early[name]
+        return tokens, seconds
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        states = tuple(each for each in inputs if isinstance(each, State))
+        begin = partial(self.runner.begin, self._parallel_stage(stage), *inputs)
+        self.parallel.begin(self.runner.step, states, begin)
+
+    def _parallel_stage(self, stage: StageSpec[Any]) -> ParallelStage[Any]:
         built = self.build(stage)
         assert isinstance(built, ParallelStage), f"`{stage.name}` cannot run beside other stages"
-        states = tuple(each for each in inputs if isinstance(each, State))
-        self.parallel.begin(self.runner.step, states, partial(self.runner.begin, built, *inputs))
+        return built
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
+
+
+@dataclass(frozen=True)
+class _EndsLoop:
+    """Stage that may end a loop over rounds by a full selection. The stage of the next round is then cancelled before
+    the selection is committed, so that the metrics of the selection include it."""
+
+    stage: Stage[Any]
+    step: RunningStep
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.stage.fingerprint
+
+    def run(self, *inputs: Any) -> Record[Any]:
+        record = self.stage.run(*inputs)
+        if not (isinstance(record, Selection) and record.is_full):
+            return record
+        return replace(record, cancelled=self.step.drop_early())
 
 
 def recalled(paths: RunPaths, step: int, stage: StageSpec[Result], steps: int = 1) -> Result:
@@ -77,6 +124,9 @@ class ReplayingStep:
 
     def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
         """Do nothing: no update of this step reads the record."""
+
+    def begin_early(self, stage: StageSpec[Any], *inputs: Any, beside: StageSpec[Any]) -> None:
+        """Do nothing: a stage that the step needs is committed."""
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)

@@ -3,8 +3,8 @@
 A stage of the main thread takes the `seconds` before `at`. The party of the stage works, the others wait for it:
 
     party      works in
-    generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of a later step
-               begins at `began_at`, runs in parallel with the stages of other parties, and may end in the next step
+    generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of a stage beside
+               others begins at `began_at`, and that of a later step may end in the next step
     reward     the stages that score
     trainer    all other stages, except an evaluation, which is not a part of the step
 
@@ -19,6 +19,7 @@ from math import inf
 from typing import Any
 
 from ppoctl.core import metric_registry
+from ppoctl.core.speed_metrics import TIME_CANCELLED_S
 from ppoctl.core.step_metrics import StageLine, rounds_of
 from ppoctl.store.journal import BEGAN_AT, JournalLine
 from ppoctl.store.outline import EVAL, Outlines
@@ -213,7 +214,7 @@ def _part(lines: Sequence[StageLine], open_ones: Sequence[StageLine], step: int)
         transfer_s = float(clocked.get(metric_registry.TIME_TRANSFER_S.name, 0.0))
         generation_s = float(clocked.get(metric_registry.TIME_GENERATION_S.name, 0.0))
         start, worked, transfer = at - seconds, (at - seconds, at), None
-        if _is_parallel(line):
+        if BEGAN_AT in line:
             began = float(line[BEGAN_AT])
             worked, transfer = (began, began + generation_s), (began - transfer_s, began)
             # The transfer is a part of the seconds, but was before the other stages.
@@ -226,6 +227,9 @@ def _part(lines: Sequence[StageLine], open_ones: Sequence[StageLine], step: int)
             starts.append(start if transfer is None else min(start, transfer[0]))
         work.append((worked, party))
         transfers += [] if transfer is None else [transfer]
+        if cancelled_s := float(clocked.get(TIME_CANCELLED_S.name, 0.0)):
+            began = min([*_scores_before(line, lines), at - cancelled_s])
+            work.append(((began, began + cancelled_s), GENERATOR))
     first, last = min(starts, default=stages[0][0][0]), max(end for (_, end), _ in stages)
 
     def cut(span: _Span) -> _Span:
@@ -233,6 +237,15 @@ def _part(lines: Sequence[StageLine], open_ones: Sequence[StageLine], step: int)
         return max(span[0], first), max(first, min(span[1], last))
 
     return _AttemptPart(stages, [(cut(span), party) for span, party in work], [*map(cut, transfers)])
+
+
+def _start(line: StageLine) -> float:
+    return float(line["at"]) - float(line["seconds"])
+
+
+def _scores_before(line: StageLine, lines: Sequence[StageLine]) -> list[float]:
+    """Return the start of the last stage before this one that scored; empty: there is none."""
+    return [_start(each) for each in lines if _party(each) == REWARD and each["at"] < line["at"]][-1:]
 
 
 def _joined(spans: Iterable[PartySpan]) -> list[PartySpan]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from ppoctl.algorithms.role_model import reward_models
 from ppoctl.algorithms.sizes import fewest_rounds, sees_all
 from ppoctl.core.finding import Finding, conflict
-from ppoctl.core.key_path import KeyPath
+from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.shaping_tables import NoMoments
 
@@ -12,6 +13,7 @@ _GROUPS: KeyPath = ("rollout", "groups")
 _BY: KeyPath = (*_GROUPS, "by")
 _SEES: KeyPath = (*_GROUPS, "critic_sees")
 _MOST: KeyPath = (*_GROUPS, "max_rounds")
+_OVERLAP: KeyPath = (*_GROUPS, "overlap_rounds")
 _KIND: KeyPath = ("ppo", "advantages", "kind")
 _MOMENTS: KeyPath = ("reward", "moments", "kind")
 
@@ -32,6 +34,27 @@ def check_rounds_can_fill_a_step(recipe: Recipe) -> Iterator[Finding]:
             "no step can have enough groups: all rounds together have fewer prompts than a step trains on",
             (_MOST, (*_GROUPS, "round_prompts"), ("rollout", "prompts_per_step")),
             f"--set rollout.groups.max_rounds={fewest}",
+        )
+
+
+def check_rounds_can_overlap(recipe: Recipe) -> Iterator[Finding]:
+    """Check that the engines can generate a round while the scores of the round before are computed."""
+    groups, off = recipe.rollout.groups, f"--set {dotted(_OVERLAP)}=false"
+    if groups is None or not groups.overlap_rounds:
+        return
+    if groups.max_rounds == 1:
+        yield conflict("a step has one round, so no other is generated while it is scored", (_OVERLAP, _MOST), off)
+    if recipe.rollout.ahead > 0:
+        yield conflict(
+            "the engines receive the weights for further rounds only after the first round is scored",
+            (_OVERLAP, ("rollout", "ahead")),
+            off,
+        )
+    if recipe.cluster.offload and reward_models(recipe):
+        yield conflict(
+            "engines and reward models would work at the same time, and `cluster.offload` lets them work in turn",
+            (_OVERLAP, ("cluster", "offload")),
+            off,
         )
 
 
