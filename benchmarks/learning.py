@@ -50,6 +50,7 @@ VARIANTS = {
         "critic.optimizer.lr=2e-3",
     ],
     "partial": ["rollout.tokens_per_step=12", "ppo.rollout_correction.kind=tis"],
+    "two_ahead": ["rollout.ahead=2", "ppo.rollout_correction.kind=tis"],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],
     "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],
