@@ -16,8 +16,8 @@ All runs are real, one after the other, with one CPU thread for each process:
 
 The ideal is the longer of the medians of both. The transfer is part of the generator's time, although a run's trainer
 waits for it: two independent processes would not. The first two steps of each run do not count. Prints medians over
-the steps, and exits with 1 if the speed with `ahead = 1` is below 0.85 of the ideal. The machine must be quiet: the last
-line has the cores on which other programs worked during each run.
+the steps, and exits with 1 if the speed with `ahead = 1` is below 0.85 of the ideal. The machine must be quiet: the
+last line has the cores on which other programs worked during each run.
 """
 
 import argparse
@@ -91,8 +91,8 @@ def main() -> None:
           f"(transfer {_median(generator, 'transfer'):.2f}), only trains {_median(trainer, 'wall'):.2f} "
           f"(reward {_median(trainer, 'reward'):.2f})")  # fmt: skip
     for number in (1, 2):
-        print(f"speed of ahead = {number}: {ideal / wall[number]:.2f} of the ideal, {wall[0] / wall[number]:.2f} times "
-              "that of ahead = 0")  # fmt: skip
+        print(f"speed of ahead = {number}: {ideal / wall[number]:.2f} of the ideal, "
+              f"{wall[0] / wall[number]:.2f} times that of ahead = 0")  # fmt: skip
     other = [f"{(work - before) / (end - begin):.2f}" for (before, begin), (work, end) in pairwise(at)]
     print(f"cores on which other programs worked: {', '.join(other)}")
     if ideal / wall[1] < TARGET:
