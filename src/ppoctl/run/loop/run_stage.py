@@ -37,7 +37,7 @@ class RunningStep:
     """Stage of the next round, by its name."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
-        for running in self._all_running:
+        for running in self._parallel:
             running.raise_error()
         early = self._early.get(stage.name)
         if early is not None and early.running is not None:
@@ -48,10 +48,6 @@ class RunningStep:
         built = self.build(stage)
         result: Result = self.runner(_EndsLoop(built, self) if self._early else built, *inputs)
         return result
-
-    @property
-    def _all_running(self) -> list[ParallelRun]:
-        return [*self._parallel, *(each.running for each in self._early.values() if each.running is not None)]
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         yield from counted_rounds(self, at_most)
@@ -94,7 +90,8 @@ class RunningStep:
             for running in self._parallel:
                 running.finish()
         except BaseException:
-            for running in self._all_running:
+            early = (each.running for each in self._early.values() if each.running is not None)
+            for running in (*self._parallel, *early):
                 running.cancel()
             raise
 
