@@ -4,7 +4,7 @@ after another.
     PYTHONPATH=src python benchmarks/overlapping_rounds.py [--seconds 0 0.5 2] [--steps 6] [--set KEY=VALUE ...]
 
 Trains `quickstart-grpo.toml` with both, one after the other, for each number of seconds that the scorer waits for a
-response. It scores up to 256 at a time, as a service does. Prints the seconds of a step (the mean over all steps but
+response. It scores up to 512 at a time, as a service does. Prints the seconds of a step (the mean over all steps but
 the first), their ratio, and the tokens that were generated and not used, as a fraction of all. Exits with 1 if the
 records of both runs differ. There is no target: the gain depends on the scorer. The machine must be quiet.
 """
@@ -30,7 +30,7 @@ async def score(sample, seconds):
 SETTINGS = (
     "rollout.groups.max_rounds=8",
     "rollout.groups.when_short=use_fewer",
-    "eval.every_steps=0",
+    "eval={every_steps=0, at_start=false, at_end=false}",
     "expect={}",
     "tracking.kind=none",
     "cluster.threads=1",
@@ -70,7 +70,7 @@ def _lines_of(args: argparse.Namespace, folder: Path, seconds: float, *, overlap
         f"steps={args.steps}",
         f"checkpoint.every_steps={args.steps}",
         f"rollout.groups.overlap_rounds={'true' if overlaps else 'false'}",
-        f"reward={{kind='python', function='{scorer}', options={{seconds={seconds}}}, workers=2, batch_samples=128}}",
+        f"reward={{kind='python', function='{scorer}', options={{seconds={seconds}}}, workers=8, batch_samples=64}}",
         *args.set,
     ]
     command = [sys.executable, "-m", "ppoctl", "train", str(RECIPE), "--runs", str(folder)]

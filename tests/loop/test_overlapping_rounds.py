@@ -155,6 +155,7 @@ class Slow(EvenScorer):
             future.set_result(super().submit(request).result())
 
 
+@pytest.mark.timeout(60)
 def test_scores_of_a_needed_round_survive_those_before_and_others_are_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,9 +188,9 @@ def test_scores_of_a_needed_round_survive_those_before_and_others_are_cancelled(
 def test_stop_while_scores_are_computed_keeps_the_finished_responses(
     tmp_path: Path, one_by_one: RunPaths, overlaps: bool
 ) -> None:
-    """Step 2 does not need the responses of its second round, and step 3 does. They are no work to do, and are used
-    if they are needed, also with rounds one after another. Those that are not needed are removed at the latest with
-    the records of the step."""
+    """Step 2 does not need the responses of its second round, and step 3 does. The resume plan lists no stage of this
+    round before it is needed. Needed responses are used, also with rounds one after another; others are removed at
+    the latest with the records of the step."""
     for step, needed in ((2, False), (3, True)):
         paths = RunPaths(tmp_path / str(step))
         with pytest.raises(StopError):

@@ -75,7 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
-    "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all"}}},
+    "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all", "overlap_rounds": True}}},
     "an environment": {
         "environment": {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16},
         "reward": {"kind": "exact_match", "max_error_frac": 1.0},

@@ -127,7 +127,7 @@ class StepRunner:
             self.runner.journal.ensure(manifest)
             record = load_record(self.runner.paths, self.step, stage.name, manifest)
         # Also after a reuse: a kill may have come between the commit and this line.
-        self.remove_parts(stage.name)
+        self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
         return record.result
 
     def begin(self, stage: ParallelStage[Result], *inputs: Identified | None) -> "ParallelRun | None":

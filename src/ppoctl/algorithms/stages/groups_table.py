@@ -68,5 +68,5 @@ class GroupsTable(Table):
     overlap_rounds: Annotated[bool, SPEED] = False
     """Whether the engines generate the next round while the scores of this one are computed. If the step then has
     enough groups, this generation is cancelled, and its tokens were generated for nothing. It pays if scores are slow
-    (a service, a program) and most steps need further rounds. Rewards of several components and reward models score
-    a round after its generation."""
+    and most steps need further rounds. Reward models and sums of rewards score a round after its generation; other
+    scorers score its responses as they end, and complete scores of a cancelled round that have begun."""

@@ -245,9 +245,9 @@ class Fleet:
         under_way = [slot.reply for slot in busy if slot.reply is not None]
         self._clear()
         try:
-            MEASUREMENTS.add_aborted(sum(call_engines([slot.engine for slot in busy], "abort")))
-            lost = (output for reply in under_way for output in reply.answers()[0])
-            MEASUREMENTS.add_aborted(sum(len(output.tokens) for output in lost))
+            dropped = call_engines([slot.engine for slot in busy], "abort")
+            lost = [len(output.tokens) for reply in under_way for output in reply.answers()[0]]
+            MEASUREMENTS.add_aborted(sum(dropped) + sum(lost))
         except PpoctlError:  # another error, which ends the stream, is already being raised
             for slot in busy:
                 slot.is_verified = False
