@@ -203,7 +203,7 @@ def test_status_shows_who_waited_in_the_last_step(paths: RunPaths, cluster: Fake
             "attempt": 1,
             "at": 5000 + at,
             "clocked": clocked,
-            "began_at": 5001.0,
+            **({"began_at": 5001.0} if stage == "next_rollout" else {}),
         }
         for n, (stage, at, s, clocked) in enumerate(stages)
     ]
