@@ -43,9 +43,9 @@ class Retention:
     was stopped does not count as one of these steps: its states are deleted when later states are saved. Step folders
     up to the oldest kept state are deleted, but the rollouts of every `keep_rollouts_every_steps`-th step are kept
     for inspection. A record that a later step reads is kept as long as a run can continue before that step from kept
-    states, or the rollouts of that step are kept. Each process handles a folder once (the last ones up to the oldest
-    kept state again, if later steps read their records), so that the time of a step does not grow with the length of
-    the run.
+    states, or the rollouts of that step are kept. Each process handles a folder once, so that the time of a step does
+    not grow with the length of the run. Only the last folders up to the oldest kept state are handled again, if later
+    steps read their records.
     """
 
     attempt: Attempt
