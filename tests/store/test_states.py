@@ -131,6 +131,15 @@ def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) 
     assert result(layout.root) == undisturbed(**tables)
 
 
+def test_state_of_one_role_is_removed_after_a_later_checkpoint(tmp_path: Path) -> None:
+    """A second stop ended the save of step 3 after the critic. Fewer than three checkpoints follow."""
+    checkpoint, paths = {"every_steps": 3, "keep_last": 3}, RunPaths(tmp_path / "run")
+    play(paths.root, fake_recipe(steps=6, checkpoint=checkpoint))
+    shutil.rmtree(paths.state("actor", 3))
+    play(paths.root, fake_recipe(steps=9, checkpoint=checkpoint))
+    assert paths.saved_steps("actor") == paths.saved_steps("critic") == [6, 9]
+
+
 def test_critic_only_steps_do_not_train_the_actor(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     wiring = play(tmp_path / "run", fake_recipe(steps=3, ppo=ppo))

@@ -40,12 +40,12 @@ class Retention:
     """Deletion of old states, and of step folders that are not needed to restore a kept state.
 
     States older than the last `keep_last` healthy saved steps are deleted. A step that was saved only because the run
-    was stopped does not count as one of these steps: its states are deleted when later states are saved. Step folders
-    up to the oldest kept state are deleted, but the rollouts of every `keep_rollouts_every_steps`-th step are kept
-    for inspection. A record that a later step reads is kept as long as a run can continue before that step from kept
-    states, or the rollouts of that step are kept. Each process handles a folder once, so that the time of a step does
-    not grow with the length of the run. Only the last folders up to the oldest kept state are handled again, if later
-    steps read their records.
+    was stopped does not count as one of these steps, and neither does a step of which only some roles were saved: its
+    states are deleted when later states are saved. Step folders up to the oldest kept state are deleted, but the
+    rollouts of every `keep_rollouts_every_steps`-th step are kept for inspection. A record that a later step reads is
+    kept as long as a run can continue before that step from kept states, or the rollouts of that step are kept. Each
+    process handles a folder once, so that the time of a step does not grow with the length of the run. Only the last
+    folders up to the oldest kept state are handled again, if later steps read their records.
     """
 
     attempt: Attempt
@@ -65,6 +65,7 @@ class Retention:
             self.drop_kept_at_stop(max(*kept, *stopped_at, 0))
         oldest_kept = kept[-1] if len(kept) == count else 0
         if self.keep_last is not None:
+            stopped_at += self._partly_saved()
             self._drop_states([step for step in stopped_at if step < max(kept, default=0)], before=oldest_kept)
         retired = [step for step in range(self._retired + 1, oldest_kept + 1) if paths.step(step).is_dir()]
         saved = paths.saved_steps(*self.outlines.roles) if retired and self.outlines.reaches_back else []
@@ -88,6 +89,11 @@ class Retention:
             if all(extra.get("healthy", True) for extra in extras):
                 (stopped_at if any(extra.get("at_stop", False) for extra in extras) else kept).append(step)
         return kept, stopped_at
+
+    def _partly_saved(self) -> set[int]:
+        """Return the steps whose states are saved for some roles only, because a second stop ended the save."""
+        paths, roles = self.attempt.paths, self.outlines.roles
+        return {step for role in roles for step in paths.saved_steps(role)} - {*paths.saved_steps(*roles)}
 
     def _drop_states(self, steps: Sequence[int], *, before: int) -> None:
         """Delete the states of `steps`, and of all steps before `before`."""

@@ -204,10 +204,10 @@ def running_step(job: RunContext, step: int, parallel: ParallelRuns) -> RunningS
 def _save_at_stop(job: RunContext, done: CompletedStep, parallel: ParallelRuns) -> None:
     """Save the states that are in memory before the job stops.
 
-    If all trainers are at the last completed step, save its states, so that the next attempt resumes there. Otherwise,
-    save each trainer's state separately, so that the next attempt loads it instead of replaying. This is also done if
-    a generation of that step has not ended, because it needs earlier weights. A failure to save does not change the
-    stop.
+    If all trainers are at the last completed step, save its states, so that the next attempt resumes there.
+    Otherwise, save each trainer's state separately, so that the next attempt loads it instead of replaying. This is
+    also done if a generation of that step has not ended, because it needs earlier weights. A failure to save does not
+    change the stop.
     """
     open_step = parallel.first_open_step
     is_complete = done.step > 0 and (open_step is None or open_step > done.step)
