@@ -913,7 +913,12 @@ def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[s
 
 
 def test_every_rule_has_a_failing_case() -> None:
-    noting = {"check_ray_address_used", "check_bootstrap_value_is_intended", "check_reinforce_is_on_policy"}
+    noting = {
+        "check_ray_address_used",
+        "check_bootstrap_value_is_intended",
+        "check_reinforce_is_on_policy",
+        "check_generation_may_end_in_the_next_step",
+    }
     own_module = (
         critic_rules,
         environment_rules,
@@ -1092,6 +1097,19 @@ def test_monte_carlo_returns_with_bootstrap_are_noted(smallest: Path) -> None:
         "change the recipe, or add `--set ppo.truncated=terminal`"
     ]
     for others in (both[:1], both[1:], [both[0], "ppo.truncated=filter"]):
+        assert notes_on(smallest, *others) == []
+
+
+def test_saves_of_each_step_two_steps_ahead_are_noted(smallest: Path) -> None:
+    two = [*AHEAD, "rollout.ahead=2"]
+    every, few = "checkpoint.every_steps=1", ["checkpoint.every_steps=3", "eval.every_steps=2"]
+    assert notes_on(smallest, *two, every) == [
+        "each step is saved, and then waits for the generation that it began: responses are older than with 1, and "
+        "steps not shorter: `rollout.ahead` = `2` (--set), `checkpoint.every_steps` = `1` (--set); change the recipe, "
+        "or add `--set checkpoint.every_steps=5`"
+    ]
+    assert len(notes_on(smallest, *two, *few, "eval.every_steps=1")) == 1
+    for others in ([*two, *few], [*AHEAD, every]):
         assert notes_on(smallest, *others) == []
 
 

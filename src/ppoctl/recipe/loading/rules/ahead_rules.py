@@ -4,8 +4,8 @@
 from collections.abc import Iterator
 
 from ppoctl.algorithms.stages.resample_table import NoResampling
-from ppoctl.core.finding import Finding, conflict
-from ppoctl.core.key_path import KeyPath
+from ppoctl.core.finding import Finding, Level, conflict
+from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.core.metric_registry import eval_set
 from ppoctl.recipe.schema import Recipe
 
@@ -72,6 +72,25 @@ def check_prompts_two_steps_ahead_are_known(recipe: Recipe) -> Iterator[Finding]
     for is_on, why, key in others:
         if is_on:
             yield conflict(f"generation cannot be two steps ahead: {why}", (_AHEAD, key), "--set rollout.ahead=1")
+
+
+def check_generation_may_end_in_the_next_step(recipe: Recipe) -> Iterator[Finding]:
+    """Note that no generation two steps ahead can end in the next step, because each step waits for it."""
+    if recipe.rollout.ahead < 2:
+        return
+    waits = (
+        (recipe.checkpoint.every_steps, "saved", ("checkpoint", "every_steps")),
+        (recipe.eval.every_steps, "evaluated", ("eval", "every_steps")),
+    )
+    for every, what, key in waits:
+        if every == 1:
+            yield conflict(
+                f"each step is {what}, and then waits for the generation that it began: responses are older than "
+                "with 1, and steps not shorter",
+                (_AHEAD, key),
+                f"--set {dotted(key)}=5",
+                level=Level.NOTE,
+            )
 
 
 def check_best_actor_is_evaluated(recipe: Recipe) -> Iterator[Finding]:
