@@ -346,6 +346,8 @@ class Lab:
             if time.monotonic() > deadline:
                 ended = [name for name in self._daemons if not self.is_running(name)]
                 tails = [f"-- {name}\n{self.log(name)[-1500:]}" for name in self._commands]
+                with suppress(LabError):
+                    tails.insert(0, self.run_program("scontrol", "-o", "show", "nodes"))
                 raise LabError("\n".join([f"waited {seconds:g} s for {what}; daemons that ended: {ended}", *tails]))
             time.sleep(0.02)
 
