@@ -5,6 +5,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from ppoctl.rewards.sandbox.job import Limits, SandboxJob
+from ppoctl.rewards.sandbox.launcher import _locked
 from ppoctl.rewards.sandbox.sandbox_client import Sandbox
 from rewards.attacks import ATTACKS, PRELUDE
 from rewards.sandboxes import WAYS, way
@@ -106,6 +108,28 @@ def test_attack_program_is_isolated(
     assert outside.read_text() == "as it was"
     assert nothing_left(sandbox)
     assert sandbox.run(SandboxJob("print(input())", "on", LIMITS)).output == "on\n"
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_program_that_is_being_started_is_ended(kind: str, sandbox_of: Callable[[str], Sandbox]) -> None:
+    sandbox = sandbox_of(kind)
+    for _ in range(20):
+        job = SandboxJob("import time; time.sleep(1e6)", limits=replace(LIMITS, timeout_s=1e-6))
+        assert sandbox.run(job).outcome == "timeout"
+        assert nothing_left(sandbox)
+
+
+def test_program_whose_supervisor_has_ended_exits_before_it_runs() -> None:
+    """All processes of its user were killed when it did not have this user yet."""
+    way("user")  # requires root
+    tests = os.getpid()
+    for supervisor in (tests, 1):
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                _locked(1_900_000_000, supervisor)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (supervisor != tests)
 
 
 def nothing_left(sandbox: Sandbox) -> bool:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -201,11 +202,10 @@ def _as_own_user(channel: socket.socket, descriptors: tuple[int, int, int], limi
     # Raises an error before `started` is sent, if the kernel has no Landlock.
     kernel.landlock_version()
     channel.send(b"started")
-    program = os.fork()
+    supervisor, program = os.getpid(), os.fork()
     if program == 0:
-        _in_child(
-            channel, lambda: jail.become_program(descriptors, channel.fileno(), limits, lambda: _locked(own_id))
-        )
+        lock = partial(_locked, own_id, supervisor)
+        _in_child(channel, lambda: jail.become_program(descriptors, channel.fileno(), limits, lock))
     for descriptor in descriptors:
         os.close(descriptor)
     watched = select.poll()
@@ -213,13 +213,19 @@ def _as_own_user(channel: socket.socket, descriptors: tuple[int, int, int], limi
     watched.register(channel, select.POLLIN)
     watched.poll()
     ended, status = os.waitpid(program, os.WNOHANG)
+    if not ended:
+        os.kill(program, signal.SIGKILL)  # it may not have its user yet
     _end_all_of(own_id)
     if ended:
         channel.send(f"ended {status}".encode())
 
 
-def _locked(own_id: int) -> None:
+def _locked(own_id: int, supervisor: int) -> None:
+    """Become the user of the program. If the supervisor has ended, all processes of this user were killed already, so
+    exit. Otherwise this process is one of them from now on."""
     _become(own_id)
+    if os.getppid() != supervisor:
+        os._exit(1)
     os.chdir("/")
     kernel.leave_files(jail.folders(), jail.devices())
 
