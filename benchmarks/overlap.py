@@ -14,10 +14,11 @@ All runs are real, one after the other, with one CPU thread for each process:
 - The trainer has the responses of 1, and does everything else of a step. Scores take longer than in a run, which
   computes them during the generation (`reward` in the output).
 
-The ideal is the longer of the medians of both. The transfer is part of the generator's time, although a run's trainer
-waits for it: two independent processes would not. The first two steps of each run do not count. Prints medians over
-the steps, and exits with 1 if the speed with `ahead = 1` is below 0.85 of the ideal. The machine must be quiet: the
-last line has the cores on which other programs worked during each run.
+A recipe must generate in one round, without `rollout.tokens_per_step`. The ideal is the longer median of both sides.
+The transfer is part of the generator's time, although a run's trainer waits for it: two independent processes would
+not. The first two steps of each run do not count. Prints medians over the steps, and exits with 1 if the speed with
+`ahead = 1` is below 0.85 of the ideal. The machine must be quiet: the last line has the cores on which other programs
+worked during each run.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """A generator, a scorer and a prompt source for the bigram model, and a recipe that uses them."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ppoctl.algorithms.role_model import trainable_of
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import State
 from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import NonFiniteError
 from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
@@ -32,6 +34,7 @@ from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward
 from ppoctl.run import session
 from ppoctl.run.wire.components import Components, OtherProcesses
+from ppoctl.store.parallel_run import THREAD
 
 
 class FakeStream:
@@ -133,6 +136,15 @@ class BigramGenerator:
             [logs] = filtered_logs(logits, None, request)
             self.known[key] = logs, logs.exp()
         return self.known[key]
+
+
+class FailsBesideOthers(BigramGenerator):
+    """Generator that fails in the thread beside the stages of step 2."""
+
+    def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        if self.state.step == 1 and threading.current_thread().name == THREAD:
+            raise NonFiniteError("a log-prob is not finite")
+        return super().generate(request, params)
 
 
 class EvenScorer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import FEW_ROWS, BigramGenerator, EvenScorer, fake_components, fake_recipe
+from fakes.components import FEW_ROWS, BigramGenerator, EvenScorer, FailsBesideOthers, fake_components, fake_recipe
 from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
 from fakes.turns import TURNS
 from ppoctl.core.batch import codec
@@ -151,13 +151,7 @@ def test_error_of_the_generation_ends_the_step_before_its_next_stage(tmp_path: P
     recipe, root = ahead(), tmp_path / "run"
     components = fake_components(recipe)
 
-    class Failing(BigramGenerator):
-        def generate(self, request: Any, params: Any) -> Any:
-            if self.state.step == 1 and threading.current_thread().name == THREAD:
-                raise NonFiniteError("a log-prob is not finite")
-            return super().generate(request, params)
-
-    object.__setattr__(components, "generator", lambda actor_at, *_: Failing(actor_at))
+    object.__setattr__(components, "generator", lambda actor_at, *_: FailsBesideOthers(actor_at))
     with pytest.raises(NonFiniteError, match="a log-prob is not finite"):
         run(open_run(root, recipe, Witness(), components=components).job)
     paths = RunPaths(root)

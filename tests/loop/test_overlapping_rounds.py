@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import BigramGenerator, EvenScorer, fake_components
+from fakes.components import BigramGenerator, EvenScorer, FailsBesideOthers, fake_components
 from fakes.dynamic_sampling import without_critic
 from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
 from fakes.turns import TURNS
@@ -76,7 +76,7 @@ def play_with(root: Path, recipe: Recipe, **components: Any) -> Logging:
 
 
 def records(paths: RunPaths) -> dict[str, bytes]:
-    """Return all records of a run, and whatever else is in its folders of steps except manifests."""
+    """Return all files in the folders of steps except manifests: records, and samples that were left."""
     files = (path for path in sorted(paths.steps.rglob("*")) if path.is_file() and path.name != MANIFEST)
     return {paths.inside(path): path.read_bytes() for path in files}
 
@@ -237,13 +237,7 @@ def test_error_of_the_next_round_ends_the_step_before_groups_are_kept_and_not_a_
     recipe, root = recipe_of(), tmp_path / "run"
     components = fake_components(recipe)
 
-    class Failing(BigramGenerator):
-        def generate(self, request: Any, params: Any) -> Any:
-            if self.state.step == 1 and threading.current_thread().name == THREAD:
-                raise NonFiniteError("a log-prob is not finite")
-            return super().generate(request, params)
-
-    object.__setattr__(components, "generator", lambda actor_at, *_: Failing(actor_at))
+    object.__setattr__(components, "generator", lambda actor_at, *_: FailsBesideOthers(actor_at))
     with pytest.raises(NonFiniteError, match="a log-prob is not finite"):
         run(open_run(root, recipe, Witness(), components=components).job)
     paths = RunPaths(root)

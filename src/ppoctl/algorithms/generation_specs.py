@@ -60,7 +60,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
         *StageSpec.excluded_keys, "rollout.groups", "rollout.ahead", "rollout.accept_stale", "environment.on_failure",
     )  # fmt: skip
     defines_rows: ClassVar[bool] = True
-    is_of_next_step: ClassVar[bool] = False
+    is_of_later_step: ClassVar[bool] = False
     """Whether a later step trains on the responses, and reports their metrics."""
     role: str = "actor"
 
@@ -95,7 +95,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
             episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
             on_sample=None if scorer is None else scorer.start,
             next_scores=scorer,
-            is_of_next_step=self.is_of_next_step,
+            is_of_later_step=self.is_of_later_step,
         )
 
     def stage_settings(self, recipe: StepRecipe, parts: StageParts) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
 class NextRolloutSpec(RolloutSpec):
     """75-next_rollout: generation of the responses that the next step trains on, while this step trains."""
 
-    is_of_next_step: ClassVar[bool] = True
+    is_of_later_step: ClassVar[bool] = True
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return (*always(*GENERATION_METRICS), *_of_episodes(recipe, metrics.THROUGHPUT_ENGINE_IDLE_FRAC))

@@ -40,12 +40,12 @@ class Retention:
     """Deletion of old states, and of step folders that are not needed to restore a kept state.
 
     States older than the last `keep_last` healthy saved steps are deleted. A step that was saved only because the run
-    was stopped does not count as one of these steps, and neither does a step of which only some roles were saved: its
-    states are deleted when later states are saved. Step folders up to the oldest kept state are deleted, but the
-    rollouts of every `keep_rollouts_every_steps`-th step are kept for inspection. A record that a later step reads is
-    kept as long as a run can continue before that step from kept states, or the rollouts of that step are kept. Each
-    process handles a folder once, so that the time of a step does not grow with the length of the run. Only the last
-    folders up to the oldest kept state are handled again, if later steps read their records.
+    was stopped does not count as one of these steps. Neither does a step of which only some roles were saved. The
+    states of both are deleted when later states are saved. Step folders up to the oldest kept state are deleted, but
+    the rollouts of every `keep_rollouts_every_steps`-th step are kept for inspection. A record that a later step
+    reads is kept as long as a run can continue before that step from kept states, or the rollouts of that step are
+    kept. Each process handles a folder once, so that the time of a step does not grow with the length of the run.
+    Only the last folders up to the oldest kept state are handled again, if later steps read their records.
     """
 
     attempt: Attempt

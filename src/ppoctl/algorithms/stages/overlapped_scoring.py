@@ -6,7 +6,7 @@ overlap, because the score of a response does not depend on the order.
     10-rollout --each finished sample, loaded ones too--> start  --> the scorer starts at once
     20-reward  --the same request-----------------------> submit --> the future that was started
 
-A generation beside other stages starts the scores of the next step, or of the next round, from its own thread.
+A generation beside other stages starts the scores of a later step, or of the next round, from its own thread.
 """
 
 from concurrent.futures import Future
@@ -34,8 +34,8 @@ class OverlappedScorer:
         self._start(self._started, prompt, sample)
 
     def start_of_next(self, prompt: Prompt, sample: Sample) -> None:
-        """Start to score a finished response of the next step or the next round; `flush` does not cancel it. Nothing
-        is started if the scorer scores in batches: they would have responses of both steps or rounds."""
+        """Start to score a finished response of a later step or the next round; `flush` does not cancel it. Nothing
+        is started if the scorer scores in batches: they would have responses of several steps or rounds."""
         if not isinstance(self._scorer, BatchScorer):
             self._start(self._of_next, prompt, sample)
 

@@ -35,7 +35,7 @@ class RolloutStage:
     next_scores: OverlappedScorer | None = None
     """Scorer of the responses of a stage that runs beside others; None: the reward stage scores them."""
     name: str = "rollout"
-    is_of_next_step: bool = False
+    is_of_later_step: bool = False
     """Whether the next step trains on the responses."""
 
     def run(self, actor: State, prompts: Prompts, before: Rollouts | None = None) -> Rollouts:
@@ -89,7 +89,7 @@ class RolloutStage:
             )
             idle_s = None if self.episodes is None else generated.idle_s
             drawing = generated.tokens, generated.seconds
-            return replace(record, drawing=drawing, idle_s=idle_s, is_of_next_step=self.is_of_next_step)
+            return replace(record, drawing=drawing, idle_s=idle_s, is_of_later_step=self.is_of_later_step)
 
     def _requests(self, actor: State, prompts: Prompts) -> tuple[list[SampleRequest], SampleSetKey]:
         """Return the requests of the stage, and the identity of their samples."""

@@ -31,7 +31,7 @@ class Rollouts(Record["Rollouts"]):
 
     kind: ClassVar[str] = "rollouts"
     measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
-    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s", "is_of_next_step")
+    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s", "is_of_later_step")
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int32."""
@@ -73,8 +73,8 @@ class Rollouts(Record["Rollouts"]):
     idle_s: float | None = None
     """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
     it has no episodes."""
-    is_of_next_step: bool | None = None
-    """Whether the next step trains on the responses, and reports their metrics; None: the record was loaded."""
+    is_of_later_step: bool | None = None
+    """Whether a later step trains on the responses, and reports their metrics; None: the record was loaded."""
 
     def __post_init__(self) -> None:
         require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
@@ -125,7 +125,7 @@ class Rollouts(Record["Rollouts"]):
         return self.stamps if self.segment_stamps is None else [stamps[0] for stamps in self.segment_stamps]
 
     def metrics(self) -> dict[str, float]:
-        if self.is_of_next_step:
+        if self.is_of_later_step:
             return {}
         lengths = self.lengths.float()
         return {

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ppoctl.algorithms.stage_spec import UPDATE, Result, StageSpec
-from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeholder_inputs
+from ppoctl.algorithms.trace import Previous, Round, StepFunction, counted_rounds, placeholder_inputs
 from ppoctl.core.batch.records import Record, Selection, State, Update
 from ppoctl.core.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
@@ -72,12 +72,11 @@ class RunningStep:
 
 
 @dataclass(frozen=True)
-class _EndsLoop:
-    """Stage that may end a loop over rounds by a full selection. The stage of the next round is then cancelled before
-    the selection is committed, so that the metrics of the selection include it."""
+class StageAround:
+    """Stage that runs another one, and does something before or after it. It has the name and the fingerprint of the
+    other stage."""
 
     stage: Stage[Any]
-    step: RunningStep
 
     @property
     def name(self) -> str:
@@ -87,6 +86,14 @@ class _EndsLoop:
     def fingerprint(self) -> str:
         return self.stage.fingerprint
 
+
+@dataclass(frozen=True)
+class _EndsLoop(StageAround):
+    """Stage that may end a loop over rounds by a full selection. The stage of the next round is then cancelled before
+    the selection is committed, so that the metrics of the selection include it."""
+
+    step: RunningStep
+
     def run(self, *inputs: Any) -> Record[Any]:
         record = self.stage.run(*inputs)
         if not (isinstance(record, Selection) and record.is_full):
@@ -94,12 +101,21 @@ class _EndsLoop:
         return replace(record, cancelled=self.step.drop_early())
 
 
-def recalled(paths: RunPaths, step: int, stage: StageSpec[Result], steps: int = 1) -> Result:
-    """Return the committed result of a stage `steps` steps before a step. Raises the errors of `load_record`, or
-    StorageError if the stage is not committed."""
-    manifest = manifests.require(paths.stage(step - steps, stage.name))
-    result: Result = load_record(paths, step - steps, stage.name, manifest).result
+def recalled(paths: RunPaths, step: int, stage: StageSpec[Result]) -> Result:
+    """Return the committed result of a stage. Raises the errors of `load_record`, or StorageError if the stage is not
+    committed."""
+    manifest = manifests.require(paths.stage(step, stage.name))
+    result: Result = load_record(paths, step, stage.name, manifest).result
     return result
+
+
+def records_before(paths: RunPaths, step: int) -> Previous:
+    """Return the reader of the steps before a step, which raises the errors of `recalled`."""
+
+    def previous(stage: StageSpec[Result], steps: int = 1) -> Result:
+        return recalled(paths, step - steps, stage)
+
+    return previous
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ class ReplayingStep:
             record = self.build(stage).run(*inputs)
             assert isinstance(record, Update), "only updates are replayed"
             raise _ReplayedUpdate(record)
-        return recalled(self.paths, self.step, stage, 0)
+        return recalled(self.paths, self.step, stage)
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
@@ -135,7 +151,7 @@ class ReplayingStep:
 def replay(step_function: StepFunction, run_stage: ReplayingStep, parent: State) -> Update:
     """Run the step function on its committed records up to the update, and return the record of the update. `parent`
     is the state of the role before the step."""
-    previous = partial(recalled, run_stage.paths, run_stage.step)
+    previous = records_before(run_stage.paths, run_stage.step)
     try:
         step_function.run(run_stage, placeholder_inputs({parent.role: parent}, previous))
     except _ReplayedUpdate as stop:

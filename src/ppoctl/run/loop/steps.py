@@ -3,7 +3,6 @@ health rules, save, and delete superseded states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.algorithms.evaluation_spec import EVALUATION
@@ -22,7 +21,7 @@ from ppoctl.core.metric_registry import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.loop.early_end import early_end
-from ppoctl.run.loop.run_stage import RunningStep, recalled
+from ppoctl.run.loop.run_stage import RunningStep, StageAround, records_before
 from ppoctl.store.best import BestStates
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
@@ -185,7 +184,7 @@ def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Ca
         batches = range(max(0, carry.batch(step) - steps + 1), carry.batch(step) + 1)
         return Prompts(step, tuple(row for batch in batches for row in job.prompts(step, batch).rows))
 
-    return StepInputs(states, carry, prompts_of, prompts_of_last, partial(recalled, job.paths, step))
+    return StepInputs(states, carry, prompts_of, prompts_of_last, records_before(job.paths, step))
 
 
 def running_step(job: RunContext, step: int, parallel: ParallelRuns) -> RunningStep:
@@ -309,7 +308,7 @@ def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _SaveBestBeforeUpdate:
+class _SaveBestBeforeUpdate(StageAround):
     """Policy update that first saves the weights of its input, if that state is the best so far and no health rule
     would stop the run.
 
@@ -317,23 +316,15 @@ class _SaveBestBeforeUpdate:
     its weights.
     """
 
-    update: Stage[State]
     job: RunContext
     step: int
-
-    @property
-    def name(self) -> str:
-        return self.update.name
-
-    @property
-    def fingerprint(self) -> str:
-        return self.update.fingerprint
 
     def run(self, policy: State, *inputs: Any) -> Record[State]:
         metrics = self.job.journal.metrics(self.step)
         if not self.job.health.would_stop(self.step, metrics):
             _save_best(self.job, policy, metrics)
-        return self.update.run(policy, *inputs)
+        record: Record[State] = self.stage.run(policy, *inputs)
+        return record
 
 
 def _save_best(job: RunContext, policy: State, metrics: Mapping[str, float]) -> None:
